@@ -1,0 +1,1 @@
+"""Measurements, printed beside their goals: `python -m benchmarks`."""

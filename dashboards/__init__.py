@@ -1,0 +1,1 @@
+"""Figures (frame in, Plotly figure out) and the Dash application."""

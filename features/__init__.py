@@ -1,0 +1,1 @@
+"""Metric vocabulary, cleaning, windows, job features and labels: pure functions of Polars frames."""

@@ -1,0 +1,1 @@
+"""Forecasters, calibration, backtests, registry and promotion: pure but for the registry folder."""

@@ -1,0 +1,313 @@
+"""Settings: one file, `weatherglass.toml`, checked whole before anything starts.
+
+Each setting stands here once with its default, unit and meaning; `weatherglass.example.toml` is written from these
+classes and a test keeps the two equal. Environment variables override: `WEATHERGLASS_API__PORT=8080` is `[api] port`.
+Nothing here opens a connection.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+ENV_PREFIX = "WEATHERGLASS_"
+ENV_OTHER = {"WEATHERGLASS_CONFIG", "WEATHERGLASS_TRACES"}
+
+
+class SettingsError(Exception):
+    """A setting is wrong. The message gives its name, its value and the valid choices."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+Seconds = Annotated[float, Field(gt=0)]
+Days = Annotated[float, Field(gt=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class Cluster(_Section):
+    """One cluster: where its samples and its jobs come from."""
+
+    telemetry: Literal["scrape", "prometheus", "trace"] = Field("prometheus", description="Source of samples.")
+    jobs: Literal["slurm", "sacct-file", "trace", "none"] = Field("slurm", description="Source of jobs and nodes.")
+    prometheus_url: str = Field("http://127.0.0.1:9090", description="Base URL of Prometheus or VictoriaMetrics.")
+    prometheus_matcher: str = Field("", description='Label matchers added to every query, as `cluster="a"`.')
+    prometheus_timeout_s: Seconds = Field(30, description="Time-out of one query, s.")
+    scrape_targets: tuple[str, ...] = Field(
+        (), description="URLs of exporters' /metrics, or one `http_sd` URL prefixed `sd+`."
+    )
+    scrape_timeout_s: Seconds = Field(10, description="Time-out of one scrape, s.")
+    telemetry_path: str = Field("", description='Canonical telemetry Parquet, for `telemetry = "trace"`.')
+    jobs_path: str = Field("", description="sacct text for `sacct-file`, canonical Parquet or SWF for `trace`.")
+    slurm_conf: str = Field("", description="SLURM_CONF for the Slurm commands; empty: their own default.")
+    slurm_bin: str = Field("", description="Folder of sacct, squeue, scontrol; empty: found on PATH.")
+    slurm_timeout_s: Seconds = Field(30, description="Time-out of one Slurm command, s.")
+    inventory: str = Field("", description="CSV with node, rack, pod, gpu_model, gpus; empty: from the scheduler.")
+    tick_s: Seconds = Field(15, description="Seconds between nowcast ticks.")
+    exporter_interval_s: Seconds = Field(15, description="Interval at which exporters take samples, s.")
+
+
+class StoreSettings(_Section):
+    """Where tables live and for how long."""
+
+    url: str = Field("sqlite:{state_dir}/store/catalogue.sqlite", description="Catalogue: sqlite:PATH or postgres:DSN.")
+    data_path: str = Field("{state_dir}/store/data", description="Folder or s3:// prefix of the Parquet files.")
+    memory_limit_mib: int = Field(1500, ge=128, description="Memory limit of DuckDB, MiB.")
+    threads: int = Field(2, ge=1, description="DuckDB threads.")
+    lock_timeout_s: Seconds = Field(120, description="How long a writer waits for the writer lock, s.")
+    snapshot_days: Days = Field(7, description="Snapshots are kept this long, days.")
+    raw_days: Days = Field(2, description="Samples as received are kept this long, days.")
+    samples_days: Days = Field(14, description="Samples are kept this long, days.")
+    minutes_days: Days = Field(90, description="1-minute aggregates are kept this long, days.")
+    hours_days: Days = Field(730, description="1-hour aggregates are kept this long, days.")
+    hints_days: Days = Field(
+        90, ge=90, description="Hints, forecasts and actions are kept this long, days; 90 at least."
+    )
+    history_days: Days = Field(1825, description="Jobs, faults, labels and scores are kept this long, days.")
+
+
+class IngestSettings(_Section):
+    """How windows are read."""
+
+    window_s: Seconds = Field(300, description="Length of an ingest window, s.")
+    overlap_s: float = Field(60, ge=0, description="Each window is read again by this much, for late samples, s.")
+    lag_s: float = Field(20, ge=0, description="A window is read only when it ended this long ago, s.")
+    initial_history_s: float = Field(3600, ge=0, description="First run: how far back to read, s.")
+    max_windows_per_run: int = Field(48, ge=1, description="Windows one run catches up at most.")
+
+
+class HintsSettings(_Section):
+    """What is published and how long it may be believed."""
+
+    publish_probability: Probability = Field(0.5, description="Bottlenecks from this probability on are published.")
+    bottleneck_ttl_ticks: float = Field(2, gt=0, description="Time to live of a bottleneck, ticks.")
+    window_ttl_ticks: float = Field(3, gt=0, description="Time to live of a backfill window, ticks.")
+    job_ttl_s: Seconds = Field(600, description="Time to live of a job forecast, s.")
+    node_risk_ttl_s: Seconds = Field(3600, description="Time to live of a node risk, s.")
+    consumer_period_s: float = Field(30, ge=0, description="Period at which the scheduler acts, s.")
+    window_confidence: Probability = Field(0.9, description="Confidence at which windows are cut.")
+    window_guard_s: float = Field(60, ge=0, description="Kept free at the end of a window when a job is fitted, s.")
+    plan_lease_s: Seconds = Field(900, description="Length of a planned reservation, s.")
+
+
+class ApiSettings(_Section):
+    """The hints API."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on; anything but loopback needs tokens.")
+    port: Port = Field(8700, description="Port of the hints API.")
+    tokens_file: str = Field("", description="JSON of hashed tokens, made by `weatherglass token`; empty: none.")
+    insecure: bool = Field(False, description="Listen on other addresses without tokens.")
+
+
+class DashboardSettings(_Section):
+    """The dashboards."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: Port = Field(8701, description="Port of the dashboards.")
+    refresh_s: Seconds = Field(5, description="Pages refresh this often, s.")
+
+
+class DagsterSettings(_Section):
+    """Dagster's web server."""
+
+    enabled: bool = Field(True, description="Start Dagster with `weatherglass run`.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: Port = Field(8702, description="Port of Dagster's web server.")
+    keep_runs_days: Days = Field(7, description="Runs and their event logs are kept this long, days.")
+
+
+class TrainingSettings(_Section):
+    """Nightly retraining."""
+
+    hour_utc: int = Field(2, ge=0, le=23, description="Hour of the nightly retraining, UTC.")
+    seed: int = Field(1, description="Seed of every random choice in training.")
+    threads: int = Field(1, ge=1, description="Threads of a fit; 1 leaves a core to the nowcast.")
+    min_jobs: int = Field(200, ge=10, description="Fewer ended jobs than this: baselines stay in charge.")
+    telemetry_hours: Seconds = Field(48, description="Hours of samples that bottleneck models learn from.")
+
+
+class AgentSettings(_Section):
+    """The Slurm agent."""
+
+    mode: Literal["advise", "reserve"] = Field("advise", description="advise: say it; reserve: do it.")
+    cluster: str = Field("", description="Cluster whose hints it follows; empty: the only one.")
+    period_s: Seconds = Field(10, description="Seconds between polls.")
+    max_leases: int = Field(1, ge=0, description="Leases at a time.")
+    max_nodes_ratio: Probability = Field(0.25, description="Share of nodes that leases may hold.")
+    rpcs_per_minute: float = Field(6, gt=0, description="Slurm commands a minute.")
+    breaker_failures: int = Field(3, ge=1, description="Failed or wrong leases in a row that open the breaker.")
+    breaker_open_s: Seconds = Field(1800, description="How long the breaker stays open, s.")
+
+
+class SimulatorSettings(_Section):
+    """The simulated cluster of `weatherglass run` without a configuration, and of `weatherglass simulate`."""
+
+    nodes: int = Field(32, ge=1, le=20_000, description="Nodes of 8 GPUs.")
+    seed: int = Field(7, description="Seed of jobs, physics and faults.")
+    port: Port = Field(8703, description="Port of the simulated exporters.")
+    tick_s: Seconds = Field(5, description="Exporters take a sample this often, s.")
+    history_hours: float = Field(6, ge=0, description="Hours of telemetry that lie behind the start.")
+    jobs_days: float = Field(21, ge=0, description="Days of job history that lie behind the start.")
+    fault_scale: float = Field(1.0, ge=0, description="Base rates of injected onsets, times this.")
+
+
+class Settings(_Section):
+    """All of `weatherglass.toml`."""
+
+    state_dir: str = Field("var", description="Folder of everything Weatherglass writes.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Lowest level logged.")
+    clusters: dict[str, Cluster] = Field(default_factory=dict, description="Clusters by name.")
+    store: StoreSettings = Field(default_factory=StoreSettings)
+    ingest: IngestSettings = Field(default_factory=IngestSettings)
+    hints: HintsSettings = Field(default_factory=HintsSettings)
+    api: ApiSettings = Field(default_factory=ApiSettings)
+    dashboards: DashboardSettings = Field(default_factory=DashboardSettings)
+    dagster: DagsterSettings = Field(default_factory=DagsterSettings)
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+    slurm_agent: AgentSettings = Field(default_factory=AgentSettings)
+    simulator: SimulatorSettings = Field(default_factory=SimulatorSettings)
+
+    @field_validator("clusters")
+    @classmethod
+    def _names(cls, clusters: dict[str, Cluster]) -> dict[str, Cluster]:
+        for name in clusters:
+            if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
+                raise ValueError(f"cluster name {name!r}: letters, digits, '-', '_' and '.' only, not first '.'")
+        return clusters
+
+    @model_validator(mode="after")
+    def _agent_cluster(self) -> Settings:
+        name = self.slurm_agent.cluster
+        if name and name not in self.clusters:
+            raise ValueError(f"slurm_agent.cluster = {name!r}: no such cluster; clusters: {_names(self.clusters)}")
+        return self
+
+    @property
+    def state(self) -> Path:
+        return Path(self.state_dir)
+
+    @property
+    def published(self) -> Path:
+        return self.state / "published"
+
+    @property
+    def registry(self) -> Path:
+        return self.state / "registry"
+
+    @property
+    def store_url(self) -> str:
+        return self.store.url.replace("{state_dir}", self.state_dir)
+
+    @property
+    def store_data_path(self) -> str:
+        return self.store.data_path.replace("{state_dir}", self.state_dir)
+
+    def cluster(self, name: str) -> Cluster:
+        """The named cluster.
+
+        Raises:
+            SettingsError: There is none of that name; the message lists those there are.
+        """
+        if name not in self.clusters:
+            raise SettingsError(f"no cluster {name!r} in the configuration; clusters: {_names(self.clusters)}")
+        return self.clusters[name]
+
+
+def _names(names: Any) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _overlay(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    for key, text in sorted(environ.items()):
+        if not key.startswith(ENV_PREFIX) or key in ENV_OTHER:
+            continue
+        path = [part.lower() for part in key.removeprefix(ENV_PREFIX).split("__")]
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        here = data
+        for part in path[:-1]:
+            here = here.setdefault(part, {})
+            if not isinstance(here, dict):
+                raise SettingsError(f"{key}: {part} is not a section")
+        here[path[-1]] = value
+    return data
+
+
+def _choices(location: tuple[Any, ...]) -> str:
+    """Valid names beside a wrong one, nearest first."""
+    section: Any = Settings
+    for part in location[:-1]:
+        fields = getattr(section, "model_fields", {})
+        annotation = fields[part].annotation if part in fields else None
+        section = Cluster if part == "clusters" else (annotation or section)
+    names = list(getattr(section, "model_fields", {}))
+    near = difflib.get_close_matches(str(location[-1]), names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"valid names: {', '.join(names)}{hint}"
+
+
+def _explain(error: ValidationError, origin: str) -> str:
+    lines = []
+    for item in error.errors():
+        location = tuple(item["loc"])
+        name = ".".join(str(part) for part in location) or "settings"
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{name} = {item['input']!r}: no such setting; {_choices(location)}")
+        elif not location:
+            lines.append(item["msg"].removeprefix("Value error, "))
+        else:
+            lines.append(f"{name} = {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
+    return f"{origin}: " + f"\n{origin}: ".join(lines)
+
+
+def parse_settings(data: dict[str, Any], environ: Mapping[str, str], origin: str = "settings") -> Settings:
+    """Check a configuration.
+
+    Args:
+        data: Parsed TOML.
+        environ: Environment; `WEATHERGLASS_SECTION__NAME` overrides a setting.
+        origin: Name of the file, for messages.
+
+    Returns:
+        The settings.
+
+    Raises:
+        SettingsError: Names every wrong setting with its value and the valid choices.
+    """
+    try:
+        return Settings.model_validate(_overlay(dict(data), environ))
+    except ValidationError as error:
+        raise SettingsError(_explain(error, origin)) from None
+
+
+def load_settings(path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the configuration file: `path`, else `WEATHERGLASS_CONFIG`, else `weatherglass.toml` if it is there.
+
+    Raises:
+        SettingsError: The file cannot be read or a setting is wrong.
+    """
+    environ = os.environ if environ is None else environ
+    chosen = path or environ.get("WEATHERGLASS_CONFIG") or ""
+    file = Path(chosen or "weatherglass.toml")
+    if not chosen and not file.exists():
+        return parse_settings({}, environ, "defaults")
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"{file}: no such file; copy weatherglass.example.toml and edit it") from None
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: not valid TOML: {error}") from None
+    return parse_settings(data, environ, str(file))

@@ -1,0 +1,1 @@
+"""Nowcast loop, backfill windows, hints API, Slurm agent and client."""

@@ -1,0 +1,177 @@
+"""The shapes of what is published: hints, forecasts, and the snapshot envelope that carries them.
+
+Here belong types alone; how they are computed, stored and served stands elsewhere. Times are UTC, durations seconds,
+probabilities 0–1. JSON field names are these names.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+BottleneckClass = Literal["thermal_throttle", "nvlink_saturation", "memory_exhaustion"]
+Scope = Literal["gpu", "link", "node", "rack", "pod", "queue"]
+Action = Literal["reserve", "retry_elsewhere", "throttle", "drain_after_job", "none"]
+Kind = Literal["bottlenecks", "backfill-windows", "node-risks", "jobs", "reservation-plans"]
+KINDS: tuple[Kind, ...] = ("bottlenecks", "backfill-windows", "node-risks", "jobs", "reservation-plans")
+HORIZONS_S: tuple[int, ...] = (30, 60, 90, 120)
+
+
+class Bottleneck(msgspec.Struct, frozen=True):
+    """A bottleneck whose onset is foreseen, one per class and scope.
+
+    `probabilities` gives P(onset within h) for each horizon in seconds; it never falls with the horizon.
+    `horizon_s` and `probability` are the shortest horizon that reached the publication threshold.
+    `is_active` is true when the condition is already set (no forecast, a fact).
+    """
+
+    id: str
+    cluster: str
+    bottleneck_class: BottleneckClass
+    scope: Scope
+    node: str | None
+    gpu_uuid: str | None
+    rack: str | None
+    pod: str | None
+    horizon_s: int
+    probability: float
+    probabilities: dict[str, float]
+    expected_onset: datetime | None
+    is_active: bool
+    job_ids: list[str]
+    action: Action
+    reasons: list[str]
+    model_version: str
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Nodes that stay free from `start` to `end` with the given confidence. `end` null: nothing bounds it yet."""
+
+    id: str
+    cluster: str
+    nodes: list[str]
+    gpus: int
+    start: datetime
+    end: datetime | None
+    duration_s: float | None
+    confidence: float
+    scope: Scope
+    rack: str | None
+    pod: str | None
+    bounded_by: str | None
+    fits_jobs: list[str]
+
+
+class NodeRisk(msgspec.Struct, frozen=True):
+    """Probability that a node has a hardware fault within each horizon."""
+
+    cluster: str
+    node: str
+    p_1h: float
+    p_24h: float
+    p_7d: float
+    is_climatology: bool
+    reasons: list[str]
+    model_version: str
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Quantiles of a duration in seconds; they never cross."""
+
+    q05_s: float
+    q10_s: float
+    q25_s: float
+    q50_s: float
+    q75_s: float
+    q80_s: float
+    q90_s: float
+    q95_s: float
+
+
+class JobForecast(msgspec.Struct, frozen=True):
+    """What is foreseen for one known job. `remaining` for a running job, `wait` for a pending one."""
+
+    cluster: str
+    job_id: str
+    state: str
+    user: str | None
+    queue: str | None
+    nodes: int | None
+    gpus: int | None
+    submit_time: datetime
+    start_time: datetime | None
+    time_limit_s: int | None
+    node_list: list[str]
+    runtime: Quantiles | None
+    remaining: Quantiles | None
+    wait: Quantiles | None
+    p_fail: float | None
+    p_start_60s: float | None
+    p_start_600s: float | None
+    p_start_3600s: float | None
+    reason: str | None
+    model_version: str
+    generated_at: datetime
+
+
+class ReservationPlan(msgspec.Struct, frozen=True):
+    """What to hold for whom, from when to when, and why."""
+
+    id: str
+    cluster: str
+    job_id: str
+    user: str
+    account: str | None
+    nodes: list[str]
+    start: datetime
+    end: datetime
+    because: list[str]
+    benefit: str
+    cost_if_wrong_gpu_s: float
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Everything of one kind that one writer last published for one cluster: one file, replaced atomically.
+
+    `version` rises with every publication and survives restarts of the writer. `ttl_s` counts from `generated_at`;
+    readers on the same boot (`boot_id`) count it on CLOCK_BOOTTIME from `generated_boottime_s`, so that a step of
+    the wall clock neither revives nor kills a hint. `items` are raw JSON of the kind's shape.
+    """
+
+    schema_version: int
+    kind: Kind
+    cluster: str
+    version: int
+    generated_at: datetime
+    ttl_s: float
+    data_age_s: float
+    actionable_horizon_s: float | None
+    model_versions: dict[str, str]
+    boot_id: str
+    generated_boottime_s: float
+    items: list[msgspec.Raw]
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """The one shape of an error."""
+
+    code: str
+    message: str
+    detail: dict | list | str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """Envelope of an error: `{"error": {"code", "message", "detail"}}`."""
+
+    error: ErrorDetail
+
+
+SHAPES: dict[str, type[msgspec.Struct]] = {
+    "bottlenecks": Bottleneck,
+    "backfill-windows": Window,
+    "node-risks": NodeRisk,
+    "jobs": JobForecast,
+    "reservation-plans": ReservationPlan,
+}

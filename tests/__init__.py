@@ -1,0 +1,1 @@
+"""Tests; `tests/services.py` starts the real servers they need."""
