@@ -1,4 +1,327 @@
-"""Command line."""
+"""The command line of Weatherglass. Small: each command reads the settings and hands over to the module that does it.
+
+Nothing heavy is imported before a command runs. Exit codes: 0 done; 1 it could not be done (the message says why and
+what to do); 2 wrong usage or a wrong setting; 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import click
+
+VERSION = "0.1.0"
 
 
-def main(): ...
+class _Group(click.Group):
+    """A group whose commands are listed in the order of a first day with the program, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(self.commands)
+
+
+def _example(*lines: str) -> str:
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+@click.group(
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_example("weatherglass run", "WEATHERGLASS_CONFIG=prod.toml weatherglass doctor"),
+)
+@click.version_option(VERSION, prog_name="weatherglass")
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False),
+    help="Settings file (default: $WEATHERGLASS_CONFIG, weatherglass.toml).",
+)
+@click.pass_context
+def cli(ctx: click.Context, config: str | None) -> None:
+    """Predictive telemetry and capacity analytics for GPU training clusters."""
+    if config:
+        os.environ["WEATHERGLASS_CONFIG"] = config
+    ctx.ensure_object(dict)
+
+
+def _settings() -> Any:
+    import logging
+
+    from pipelines.settings import load_settings
+
+    settings = load_settings()
+    logging.basicConfig(
+        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    return settings
+
+
+_cluster = click.option(
+    "--cluster", help="Name of the cluster (default: every one; where one is needed, the only one)."
+)
+
+
+@cli.command(epilog=_example("weatherglass run", "WEATHERGLASS_CONFIG=prod.toml weatherglass run"))
+@click.option("--no-dagster", is_flag=True, help="Leave Dagster out: no scheduled runs.")
+def run(no_dagster: bool) -> None:
+    """Start everything under one supervisor.
+
+    Nowcast, hints API and dashboards come first, Dagster behind them.
+
+    Without a settings file it simulates a cluster with history, so that there is something to see.
+    """
+    from pipelines.supervisor import run_everything
+
+    raise SystemExit(run_everything(dagster=not no_dagster))
+
+
+@cli.command(epilog=_example("weatherglass doctor"))
+def doctor() -> None:
+    """Check sources, store, clocks and disk.
+
+    Each check that fails says what to do.
+    """
+    from pipelines.doctor import examine
+
+    failed = examine(_settings())
+    raise SystemExit(1 if failed else 0)
+
+
+@cli.command(epilog=_example("weatherglass ingest", "weatherglass ingest --cluster prod --since 6h"))
+@_cluster
+@click.option("--since", help="Read back from this long ago, as 90m, 6h or 30d, whatever was read before.")
+def ingest(cluster: str | None, since: str | None) -> None:
+    """Read new samples and jobs into the store."""
+    from pipelines.compose import ingest_once
+
+    ingest_once(_settings(), cluster, since)
+
+
+@cli.command("demo-history", hidden=True, epilog=_example("weatherglass demo-history"))
+def demo_history() -> None:
+    """Load the simulator's past into the store (part of `run` without settings)."""
+    from pipelines.compose import load_demo_history
+
+    load_demo_history(_settings())
+
+
+@cli.command(epilog=_example("weatherglass publish"))
+@_cluster
+def publish(cluster: str | None) -> None:
+    """Forecast all jobs and nodes, and publish."""
+    from pipelines.compose import publish_once
+
+    publish_once(_settings(), cluster)
+
+
+@cli.command(epilog=_example("weatherglass retrain", "weatherglass retrain --cluster prod --task runtime"))
+@_cluster
+@click.option("--task", "tasks", multiple=True, help="Only this task (repeatable).")
+def retrain(cluster: str | None, tasks: tuple[str, ...]) -> None:
+    """Train models; promote what earned it."""
+    from pipelines.compose import retrain_once
+
+    retrain_once(_settings(), cluster, tasks)
+
+
+@cli.command(epilog=_example("weatherglass maintain"))
+def maintain() -> None:
+    """Compact the store and apply retention."""
+    from pipelines.compose import maintain_once
+
+    maintain_once(_settings())
+
+
+@cli.command(epilog=_example("weatherglass nowcast --cluster prod"))
+@_cluster
+def nowcast(cluster: str | None) -> None:
+    """Run the nowcast of one cluster.
+
+    Newest samples in, hints out, every tick.
+    """
+    from pipelines.compose import run_nowcast
+
+    run_nowcast(_settings(), cluster)
+
+
+@cli.command(epilog=_example("weatherglass api", "weatherglass api --insecure"))
+@click.option("--insecure", is_flag=True, help="Listen on a public address without tokens.")
+def api(insecure: bool) -> None:
+    """Serve the hints API."""
+    from pipelines.compose import run_api
+
+    run_api(_settings(), insecure)
+
+
+@cli.command(epilog=_example("weatherglass dashboards"))
+def dashboards() -> None:
+    """Serve the dashboards."""
+    from pipelines.compose import run_dashboards
+
+    run_dashboards(_settings())
+
+
+@cli.group("slurm-agent", invoke_without_command=True, epilog=_example("weatherglass slurm-agent --mode advise"))
+@click.option("--mode", type=click.Choice(["advise", "reserve"]), help="Overrides slurm_agent.mode.")
+@click.option("--once", is_flag=True, help="One round, then stop.")
+@click.pass_context
+def slurm_agent(ctx: click.Context, mode: str | None, once: bool) -> None:
+    """Follow the hints on a Slurm cluster.
+
+    In `advise` mode it says what it would do; in `reserve` mode it holds nodes by leases.
+    """
+    if ctx.invoked_subcommand is None:
+        from pipelines.compose import run_slurm_agent
+
+        run_slurm_agent(_settings(), mode, once)
+
+
+@slurm_agent.command("release", epilog=_example("weatherglass slurm-agent release"))
+def slurm_agent_release() -> None:
+    """Remove every lease that the agent made (reservations named wg_…)."""
+    from pipelines.compose import release_leases
+
+    raise SystemExit(1 if release_leases(_settings()) else 0)
+
+
+@cli.group(cls=_Group, epilog=_example("weatherglass models list"))
+def models() -> None:
+    """Look at models, promote, roll back."""
+
+
+_task = click.argument("task")
+
+
+@models.command("list", epilog=_example("weatherglass models list --cluster prod"))
+@_cluster
+def models_list(cluster: str | None) -> None:
+    """List versions of every task with their scores; * marks the champion."""
+    from pipelines.compose import list_models
+
+    list_models(_settings(), cluster)
+
+
+@models.command("show", epilog=_example("weatherglass models show runtime", "weatherglass models show runtime VERSION"))
+@_task
+@click.argument("version", required=False)
+@_cluster
+def models_show(task: str, version: str | None, cluster: str | None) -> None:
+    """Print the card of a model (default: the champion)."""
+    from pipelines.compose import show_model
+
+    show_model(_settings(), cluster, task, version)
+
+
+@models.command(
+    "promote", epilog=_example('weatherglass models promote runtime VERSION --reason "better on long jobs"')
+)
+@_task
+@click.argument("version")
+@click.option("--reason", required=True, help="Why; kept in the registry.")
+@_cluster
+def models_promote(task: str, version: str, reason: str, cluster: str | None) -> None:
+    """Make a version the champion."""
+    from pipelines.compose import promote_model
+
+    promote_model(_settings(), cluster, task, version, reason)
+
+
+@models.command("rollback", epilog=_example('weatherglass models rollback runtime --reason "worse since Monday"'))
+@_task
+@click.option("--reason", required=True, help="Why; kept in the registry.")
+@_cluster
+def models_rollback(task: str, reason: str, cluster: str | None) -> None:
+    """Make the previous champion the champion again."""
+    from pipelines.compose import rollback_model
+
+    rollback_model(_settings(), cluster, task, reason)
+
+
+@cli.command("token", epilog=_example("weatherglass token slurm --role read --cluster prod"))
+@click.argument("name")
+@click.option("--role", type=click.Choice(["read", "place", "admin"]), default="read", show_default=True)
+@click.option("--cluster", "clusters", multiple=True, help="Only this cluster (repeatable; default: all).")
+def token(name: str, role: str, clusters: tuple[str, ...]) -> None:
+    """Make an API token.
+
+    It is printed once and stored hashed in api.tokens_file.
+    """
+    from pipelines.compose import make_token
+
+    make_token(_settings(), name, role, clusters)
+
+
+@cli.group(cls=_Group, epilog=_example("weatherglass config check"))
+def config() -> None:
+    """Check the settings file or print the example."""
+
+
+@config.command("check", epilog=_example("weatherglass --config prod.toml config check"))
+def config_check() -> None:
+    """Read the settings and say whether they are right."""
+    settings = _settings()
+    names = ", ".join(sorted(settings.clusters)) or "none: add a [clusters.NAME] block"
+    click.echo(f"settings are right; clusters: {names}")
+
+
+@config.command("example", epilog=_example("weatherglass config example > weatherglass.toml"))
+def config_example() -> None:
+    """Print every setting with default, unit and meaning."""
+    from pipelines.example import example
+
+    click.echo(example(), nl=False)
+
+
+@cli.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    epilog=_example("weatherglass simulate serve --nodes 64 --out sim", "weatherglass simulate history --help"),
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def simulate(arguments: tuple[str, ...]) -> None:
+    """Simulate a cluster.
+
+    `serve` runs exporters in real time, `history` writes weeks of telemetry and jobs.
+    """
+    from simulator.__main__ import main as simulator_main
+
+    simulator_main(list(arguments))
+
+
+@contextlib.contextmanager
+def _errors() -> Generator[None]:
+    """Expected errors become one clear message and an exit code; anything else keeps its traceback."""
+    try:
+        yield
+    except Exception as error:
+        kind = type(error).__name__
+        if kind == "SettingsError":
+            code = 2
+        elif getattr(type(error), "__module__", "").split(".")[0] in _OUR_PACKAGES or isinstance(error, OSError):
+            code = 1
+        else:
+            raise
+        click.echo(f"weatherglass: {error}", err=True)
+        raise SystemExit(code) from None
+
+
+_OUR_PACKAGES = {"pipelines", "features", "models", "scheduler_hints", "dashboards", "simulator"}
+
+
+def main() -> None:
+    """Entry point of the `weatherglass` command."""
+    os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "1")
+    try:
+        with _errors():
+            cli(standalone_mode=True)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()

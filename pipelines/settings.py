@@ -301,7 +301,7 @@ def load_settings(path: str | Path | None = None, environ: Mapping[str, str] | N
     chosen = path or environ.get("WEATHERGLASS_CONFIG") or ""
     file = Path(chosen or "weatherglass.toml")
     if not chosen and not file.exists():
-        return parse_settings({}, environ, "defaults")
+        return parse_settings({}, environ, "environment")
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

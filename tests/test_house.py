@@ -100,7 +100,7 @@ def test_help_imports_nothing_heavy():
         "from click.testing import CliRunner\n"
         "from weatherglass import cli\n"
         "assert CliRunner().invoke(cli, ['--help']).exit_code == 0\n"
-        "heavy = {'polars', 'numpy', 'duckdb', 'dagster', 'lightgbm', 'sklearn', 'plotly', 'dash', 'pydantic', 'httpx'}\n"
+        "heavy = {'polars', 'numpy', 'duckdb', 'dagster', 'lightgbm', 'sklearn', 'plotly', 'dash', 'pydantic'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
