@@ -1,0 +1,182 @@
+"""The rule that lets a challenger replace a champion, and the block bootstrap it rests on.
+
+Here belong intervals and the decision; not the losses themselves (`models/scoring.py`) and not the act of promoting
+(`models/registry.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_BLOCKS = 30  # fewer say nothing about spread
+DRAWS = 1_000
+CONFIDENCE = 0.95
+NOT_WORSE_RATIO = 1.01  # a refit may cost at most 1 %
+COVERAGE_GUARD = 0.10  # distance of coverage from nominal that is tolerated
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure with its 95 % interval.
+
+    Attributes:
+        value: The figure on the data as it is.
+        low: Lower end; None when there are too few blocks for an interval.
+        high: Upper end; None likewise.
+        blocks: Number of blocks drawn from.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    blocks: int
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.value:.3f} (no interval: {self.blocks} blocks, {MIN_BLOCKS} needed)"
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether the challenger takes over, and why, in words an operator can act on.
+
+    Attributes:
+        promote: The challenger becomes champion.
+        reason: Why, with the figures.
+        ratio: Challenger's loss ÷ champion's, with its interval.
+        coverage: Challenger's coverage of the 10–90 % interval, None where it has none.
+    """
+
+    promote: bool
+    reason: str
+    ratio: Interval
+    coverage: float | None
+
+
+def block_bootstrap(
+    columns: Sequence[NDArray[Any]],
+    blocks: NDArray[Any],
+    statistic: Callable[..., Floats],
+    *,
+    draws: int = DRAWS,
+    seed: int = 1,
+) -> Interval:
+    """Interval of a statistic of sums, by drawing whole blocks with replacement.
+
+    Args:
+        columns: Arrays of shape (n,); their sums over the drawn rows are the statistic's arguments.
+        blocks: Block of each row, shape (n,), any values that sort.
+        statistic: Function of one array per column, each of shape (draws,) or (1,), to an array of the same shape.
+        draws: Number of draws.
+        seed: Seed of the draws.
+
+    Returns:
+        Value and interval; ends are None under `MIN_BLOCKS` blocks.
+
+    Raises:
+        ValueError: There is no row, or lengths differ.
+    """
+    if not len(blocks) or any(len(column) != len(blocks) for column in columns):
+        raise ValueError(f"bootstrap of {[len(column) for column in columns]} rows in {len(blocks)} block names")
+    _, codes = np.unique(blocks, return_inverse=True)
+    count = int(codes.max()) + 1
+    sums = np.stack([np.bincount(codes, weights=np.asarray(c, dtype=np.float64), minlength=count) for c in columns])
+    value = float(statistic(*sums.sum(axis=1, keepdims=True))[0])
+    if count < MIN_BLOCKS:
+        return Interval(value, None, None, count)
+    generator = np.random.default_rng(seed)
+    drawn = np.empty((len(columns), draws))
+    step = max(1, 2_000_000 // count)
+    for first in range(0, draws, step):
+        last = min(draws, first + step)
+        weights = generator.multinomial(count, np.full(count, 1 / count), size=last - first)
+        drawn[:, first:last] = sums @ weights.T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = statistic(*drawn)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return Interval(value, None, None, count)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return Interval(value, float(low), float(high), count)
+
+
+def mean_interval(losses: NDArray[Any], blocks: NDArray[Any], *, draws: int = DRAWS, seed: int = 1) -> Interval:
+    """Mean of a loss with its block-bootstrap interval."""
+    return block_bootstrap([losses, np.ones(len(losses))], blocks, lambda s, n: s / n, draws=draws, seed=seed)
+
+
+def ratio_interval(
+    losses: NDArray[Any], reference: NDArray[Any], blocks: NDArray[Any], *, draws: int = DRAWS, seed: int = 1
+) -> Interval:
+    """Σ losses ÷ Σ reference on the same rows, with its block-bootstrap interval."""
+    return block_bootstrap([losses, reference], blocks, lambda a, b: a / b, draws=draws, seed=seed)
+
+
+def decide(
+    champion_losses: NDArray[Any],
+    challenger_losses: NDArray[Any],
+    blocks: NDArray[Any],
+    *,
+    same_configuration: bool,
+    coverage: float | None = None,
+    champion_coverage: float | None = None,
+    nominal_coverage: float = 0.80,
+    champion_name: str = "champion",
+    draws: int = DRAWS,
+    seed: int = 1,
+) -> Decision:
+    """Judge a challenger on the same rows as the champion.
+
+    A refit of the same configuration takes over when the upper bound of its loss ratio is at most 1 % above one; a
+    changed configuration only when the interval lies below one. Either way coverage must be in guard: within
+    0.10 of nominal, or no farther from it than the champion's. Under `MIN_BLOCKS` blocks there is no interval and
+    the champion stays.
+
+    Args:
+        champion_losses: Loss of the champion (or of the baseline in charge) per row, shape (n,), lower is better.
+        challenger_losses: Loss of the challenger on the same rows, shape (n,).
+        blocks: Block of each row (user × day for jobs), shape (n,).
+        same_configuration: The challenger is a refit of the champion's own configuration.
+        coverage: Share of outcomes inside the challenger's nominal interval; None where there is no interval.
+        champion_coverage: The champion's share.
+        nominal_coverage: What it should be.
+        champion_name: How the reason names the one in charge.
+        draws: Bootstrap draws, ≥ 1,000.
+        seed: Seed of the draws.
+
+    Raises:
+        ValueError: No rows, lengths differ, or too few draws.
+    """
+    if draws < DRAWS:
+        raise ValueError(f"draws = {draws}: at least {DRAWS}")
+    ratio = ratio_interval(challenger_losses, champion_losses, blocks, draws=draws, seed=seed)
+    facts = f"loss ratio to {champion_name} {ratio}"
+    if ratio.low is None or ratio.high is None:
+        return Decision(False, f"{champion_name} stays: {facts}", ratio, coverage)
+    if coverage is not None:
+        distance = abs(coverage - nominal_coverage)
+        allowed = COVERAGE_GUARD
+        if champion_coverage is not None:
+            allowed = max(allowed, abs(champion_coverage - nominal_coverage))
+        facts += f", coverage {coverage:.3f} of nominal {nominal_coverage:.2f}"
+        if distance > allowed + 1e-9:
+            return Decision(
+                False, f"{champion_name} stays: coverage out of guard ±{allowed:.2f}: {facts}", ratio, coverage
+            )
+    if same_configuration:
+        promote = ratio.high <= NOT_WORSE_RATIO
+        rule = f"a refit needs an upper bound ≤ {NOT_WORSE_RATIO:.2f}"
+    else:
+        promote = ratio.high < 1.0
+        rule = "a changed configuration needs an interval below 1"
+    verdict = "challenger takes over" if promote else f"{champion_name} stays"
+    return Decision(promote, f"{verdict}: {facts}; {rule}", ratio, coverage)
