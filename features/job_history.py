@@ -1,0 +1,244 @@
+"""Job history prepared for questions of the form "what was known of this group at that moment".
+
+Here belong the arrays, the groups (user, key, name family, …) and the lookups by time; not the features made of them
+(`features/jobs.py`, `features/job_queue.py`). A lookup at moment m sees an end only when `end_time < m` and a start only
+when `start_time < m`; a job never sees itself. Times inside are int64 microseconds UTC, `NEVER` where unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Hashes = NDArray[np.uint64]
+
+NEVER = np.int64(2**62)
+BAD_STATES = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+MIN_RUNTIME_S = 1.0  # whole-second clocks show a short run as zero
+
+_INPUTS: dict[str, Any] = {
+    "job_id": pl.String, "user": pl.String, "account": pl.String, "queue": pl.String, "name": pl.String,
+    "submit_time": pl.Datetime("us", "UTC"), "start_time": pl.Datetime("us", "UTC"),
+    "end_time": pl.Datetime("us", "UTC"), "nodes": pl.Int32, "cpus": pl.Int32, "gpus": pl.Int32,
+    "memory_mib": pl.Int64, "time_limit_s": pl.Int64, "state": pl.String,
+}  # fmt: skip
+_SIZE = ("nodes", "cpus", "gpus")
+_FAMILY = pl.col("name").str.to_lowercase().str.replace_all(r"[0-9]+", "#")
+
+# A group is the rows that agree in these; "family" is the job name without its digits.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "all": (),
+    "user": ("user",),
+    "user_limit": ("user", "time_limit_s"),
+    "key": ("user", *_SIZE, "time_limit_s"),
+    "family": ("user", "family"),
+    "spec": ("user", "family", *_SIZE, "time_limit_s"),
+    "shape": ("queue", *_SIZE, "time_limit_s"),
+    "queue": ("queue",),
+    "size": _SIZE,
+}
+
+
+class JobsError(ValueError):
+    """A jobs frame cannot be used; the message names the column and what is needed."""
+
+
+def normalise(jobs: pl.DataFrame) -> pl.DataFrame:
+    """The columns that features need, in order and dtype; absent ones become null.
+
+    Raises:
+        JobsError: `job_id` or `submit_time` is absent or null somewhere.
+    """
+    for name in ("job_id", "submit_time"):
+        if name not in jobs.columns:
+            raise JobsError(f"jobs have no column {name!r}; columns: {', '.join(jobs.columns)}")
+        if jobs[name].null_count():
+            raise JobsError(f"{jobs[name].null_count()} of {jobs.height} jobs have no {name}")
+    return jobs.select(
+        (pl.col(name) if name in jobs.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in _INPUTS.items()
+    )
+
+
+def _microseconds(frame: pl.DataFrame, name: str) -> Ints:
+    return frame[name].to_physical().fill_null(int(NEVER)).to_numpy().astype(np.int64)
+
+
+class JobTable:
+    """Columns of a jobs frame as arrays, each of shape (n,).
+
+    Args:
+        jobs: Any subset of the canonical job columns; `job_id` and `submit_time` at least.
+
+    Raises:
+        JobsError: A needed column is absent or null.
+    """
+
+    def __init__(self, jobs: pl.DataFrame) -> None:
+        frame = normalise(jobs)
+        self.frame = frame
+        self.count = frame.height
+        self.submit = _microseconds(frame, "submit_time")
+        self.start = _microseconds(frame, "start_time")
+        self.end = _microseconds(frame, "end_time")
+        backwards = self.end < np.where(self.start == NEVER, self.submit, self.start)
+        self.end[backwards] = NEVER
+        sizes = {
+            name: frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy().copy()
+            for name in (*_SIZE, "memory_mib", "time_limit_s")
+        }
+        self.nodes, self.cpus, self.gpus, self.memory_mib, self.limit_s = sizes.values()
+        self.limit_s[~(self.limit_s > 0)] = np.nan
+        # Width in the unit the cluster allocates by: GPUs where asked for, else CPUs, else nodes.
+        width = np.where(self.gpus > 0, self.gpus, np.where(self.cpus > 0, self.cpus, self.nodes))
+        self.width = np.where(width > 0, width, 1.0)
+        self.has_name = frame["name"].is_not_null().to_numpy()
+        self.is_bad = frame["state"].is_in(BAD_STATES).fill_null(False).to_numpy()
+
+    @cached_property
+    def runtime_s(self) -> Floats:
+        """End − start, at least `MIN_RUNTIME_S`; NaN where either is unknown."""
+        known = (self.start != NEVER) & (self.end != NEVER)
+        seconds = np.where(known, self.end - self.start, 0) / 1e6
+        return np.where(known, np.maximum(seconds, MIN_RUNTIME_S), np.nan)
+
+    @cached_property
+    def wait_s(self) -> Floats:
+        """Start − submit; NaN where it has not started."""
+        known = self.start != NEVER
+        return np.where(known, np.maximum(np.where(known, self.start - self.submit, 0), 0) / 1e6, np.nan)
+
+    @cached_property
+    def identity(self) -> Hashes:
+        """A hash that names the job: id and submit time."""
+        return self.frame.select(pl.struct("job_id", "submit_time").hash(11)).to_series().to_numpy()
+
+    def group(self, name: str) -> Hashes:
+        """Hash of the row's group, shape (n,); only equality means anything."""
+        parts = [_FAMILY if part == "family" else pl.col(part) for part in GROUPS[name]]
+        if not parts:
+            return np.zeros(self.count, dtype=np.uint64)
+        text = pl.concat_str([p.cast(pl.String).fill_null("\x00") for p in parts], separator="\x1f")
+        return self.frame.select(text.hash(7)).to_series().to_numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Newest visible entries of each query's group.
+
+    Attributes:
+        rows: Row in the history per slot, newest first, shape (q, k); arbitrary where not `is_filled`.
+        is_filled: The slot holds an entry, shape (q, k).
+        count: Entries of the group visible at the moment in all, shape (q,).
+    """
+
+    rows: Ints
+    is_filled: Bools
+    count: Ints
+
+
+class _Index:
+    """History rows sorted by (group, time), for lookups of what a group held before a moment."""
+
+    def __init__(self, groups: Hashes, times: Ints, keep: Bools) -> None:
+        rows = np.flatnonzero(keep)
+        self._groups, codes = np.unique(groups[rows], return_inverse=True)
+        self._times, ranks = np.unique(times[rows], return_inverse=True)
+        self._stride = np.int64(len(self._times) + 1)
+        keys = codes.astype(np.int64) * self._stride + ranks
+        order = np.argsort(keys, kind="stable")
+        self._keys = keys[order]
+        self.rows = rows[order]
+        self._first = np.searchsorted(self._keys, np.arange(len(self._groups)) * self._stride)
+
+    def before(self, groups: Hashes, moments: Ints, *, or_at: bool = False) -> tuple[Ints, Ints]:
+        """Range [first, last) of each query's group in `rows`: entries earlier than the moment, or at it."""
+        if not len(self._groups):
+            return np.zeros(len(groups), dtype=np.int64), np.zeros(len(groups), dtype=np.int64)
+        codes = np.minimum(np.searchsorted(self._groups, groups), len(self._groups) - 1)
+        known = self._groups[codes] == groups
+        ranks = np.searchsorted(self._times, moments, side="right" if or_at else "left")
+        last = np.searchsorted(self._keys, codes * self._stride + ranks)
+        first = self._first[codes]
+        return np.where(known, first, 0), np.where(known, np.maximum(last, first), 0)
+
+
+class JobHistory:
+    """History of one cluster, prepared once and asked many times. Not for writing.
+
+    Args:
+        jobs: Canonical jobs in their newest known state. Rows later than a moment do not hurt a lookup at it.
+
+    Raises:
+        JobsError: A needed column is absent or null.
+    """
+
+    def __init__(self, jobs: pl.DataFrame) -> None:
+        self.table = JobTable(jobs)
+        self._indexes: dict[tuple[str, str], _Index] = {}
+        self._groups: dict[str, Hashes] = {}
+
+    @classmethod
+    def of(cls, history: JobHistory | pl.DataFrame) -> JobHistory:
+        return history if isinstance(history, JobHistory) else cls(history)
+
+    @cached_property
+    def log_runtime(self) -> Floats:
+        return np.log(self.table.runtime_s)
+
+    def group(self, name: str) -> Hashes:
+        """Group hash of each history row, kept once made."""
+        if name not in self._groups:
+            self._groups[name] = self.table.group(name)
+        return self._groups[name]
+
+    def index(self, group: str, event: str) -> _Index:
+        """Index by one group and one event: `submit`, `start`, `end` (of those that ran), `cancel` (that never ran)."""
+        if (group, event) not in self._indexes:
+            table = self.table
+            ran = table.start != NEVER
+            times, keep = {
+                "submit": (table.submit, np.ones(table.count, dtype=bool)),
+                "start": (table.start, ran),
+                "end": (table.end, ran & (table.end != NEVER)),
+                "cancel": (table.end, ~ran & (table.end != NEVER)),
+            }[event]
+            self._indexes[group, event] = _Index(self.group(group), times, keep)
+        return self._indexes[group, event]
+
+    def newest(self, group: str, event: str, groups: Hashes, moments: Ints, k: int) -> Slots:
+        """The newest `k` entries of each query's group whose event came before its moment."""
+        index = self.index(group, event)
+        first, last = index.before(groups, moments)
+        positions = last[:, None] - 1 - np.arange(k)
+        is_filled = positions >= first[:, None]
+        rows = index.rows[np.where(is_filled, positions, 0)] if len(index.rows) else np.zeros_like(positions)
+        return Slots(rows, is_filled, last - first)
+
+    def count(self, group: str, event: str, groups: Hashes, moments: Ints) -> Ints:
+        """How many events of the group came at or before each moment, shape (q,)."""
+        first, last = self.index(group, event).before(groups, moments, or_at=True)
+        return last - first
+
+    def own_rows(self, jobs: JobTable) -> Ints:
+        """Row of each query job in this history, −1 where it is not in it, shape (q,)."""
+        if jobs is self.table:
+            return np.arange(jobs.count)
+        order = self._identity_order
+        if not len(order):
+            return np.full(jobs.count, -1)
+        mine = self.table.identity
+        at = np.minimum(np.searchsorted(mine[order], jobs.identity), len(order) - 1)
+        return np.where(mine[order[at]] == jobs.identity, order[at], -1)
+
+    @cached_property
+    def _identity_order(self) -> Ints:
+        return np.argsort(self.table.identity, kind="stable")

@@ -1,0 +1,262 @@
+"""What is known of a job when it is submitted, as numbers: the features of the runtime and failure forecasters.
+
+One function serves training, backtest and live: `job_features(jobs, history, at)`. Nothing here looks past the
+moment: an end counts only after it happened, a running sibling counts with its elapsed time alone. Here belong features
+known at submit; not the queue's state (`features/job_queue.py`) and not the lookups (`features/job_history.py`).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.job_history import JobHistory, JobTable, Slots
+from features.job_recency import row_mean, row_quantile, row_spread, survival_quantiles, weighted_quantiles
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+RECENT = 20  # entries that recency looks back on
+NEIGHBOURS = 64  # of the user's own newest jobs that the kernel weighs
+STARTED = 24  # newest started siblings for Kaplan–Meier
+_CHUNK = 50_000  # rows at a time: bounds memory at some 100 MB
+_HOUR_US = 3_600_000_000
+
+_RECENCY = ("last1", "last2", "median", "mean", "spread", "low", "high", "count", "age", "bad", "same")
+_RECENCY_GROUPS = ("user", "user_limit", "key", "family", "spec", "shape", "queue", "all")
+_SURVIVAL = ("q25", "q50", "q75", "running", "elapsed_low", "elapsed_high")
+_SURVIVAL_GROUPS = ("user", "key", "spec")
+_KERNEL = ("q20", "q50", "q80", "mean", "weight", "bad")
+_CHAIN = (
+    "submits_1m", "submits_1h", "submits_1d", "gap", "is_same_key", "same_key_1h", "gap_key", "since_bad", "bad_run",
+    "gap_after_end", "last_ran",
+)  # fmt: skip
+_ASKED = (
+    "limit", "width", "nodes", "cpus", "gpus", "memory", "cpus_per_node", "memory_per_cpu", "limit_h", "hour", "weekday",
+    "is_round_hour",
+)  # fmt: skip
+
+FEATURES: tuple[str, ...] = (
+    *(f"asked_{name}" for name in _ASKED),
+    *(f"{group}_{name}" for group in _RECENCY_GROUPS for name in _RECENCY),
+    *(f"started_{group}_{name}" for group in _SURVIVAL_GROUPS for name in _SURVIVAL),
+    *(f"kernel_{name}" for name in _KERNEL),
+    *(f"chain_{name}" for name in _CHAIN),
+)
+
+
+def microseconds(moment: datetime) -> np.int64:
+    """A moment as int64 microseconds UTC.
+
+    Raises:
+        ValueError: The moment has no time zone.
+    """
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment!r} has no time zone; state times in UTC")
+    return np.int64(pl.Series([moment]).dt.convert_time_zone("UTC").dt.cast_time_unit("us").to_physical()[0])
+
+
+def job_features(
+    jobs: pl.DataFrame | JobTable,
+    history: pl.DataFrame | JobHistory,
+    at: datetime | Ints | None = None,
+) -> pl.DataFrame:
+    """Features of jobs as known at a moment.
+
+    Args:
+        jobs: Jobs asked about: canonical columns, of which only those known at submit are read.
+        history: Jobs of the same cluster in their newest known state; may hold the jobs asked about, and rows from
+            after the moment, which change nothing.
+        at: The moment: one for all, one per job (µs, int64), or None for each job's own submit time.
+
+    Returns:
+        One row per job in the same order, columns `FEATURES`, Float32; durations are natural logarithms of seconds.
+        Unknown is NaN.
+
+    Raises:
+        features.job_history.JobsError: A needed column is absent or null.
+    """
+    table = jobs if isinstance(jobs, JobTable) else JobTable(jobs)
+    prepared = JobHistory.of(history)
+    matrix = feature_matrix(table, prepared, moments_of(table, at))
+    return pl.from_numpy(matrix, schema=dict.fromkeys(FEATURES, pl.Float32))
+
+
+def moments_of(table: JobTable, at: datetime | Ints | None) -> Ints:
+    """Moment of each job as int64 microseconds, shape (n,)."""
+    if at is None:
+        return table.submit
+    if isinstance(at, datetime):
+        return np.full(table.count, microseconds(at))
+    return np.asarray(at, dtype=np.int64)
+
+
+def feature_matrix(table: JobTable, history: JobHistory, moments: Ints) -> NDArray[np.float32]:
+    """`job_features` as a matrix of shape (n, len(FEATURES))."""
+    matrix = np.empty((table.count, len(FEATURES)), dtype=np.float32)
+    groups = {name: table.group(name) for name in {*_RECENCY_GROUPS, *_SURVIVAL_GROUPS}}
+    own = history.own_rows(table)
+    for first in range(0, table.count, _CHUNK):
+        part = slice(first, first + _CHUNK)
+        columns = _Asker(
+            table, history, {name: codes[part] for name, codes in groups.items()}, moments[part], own[part], part
+        ).all()
+        matrix[part] = np.stack([columns[name] for name in FEATURES], axis=1)
+    return matrix
+
+
+class _Asker:
+    """Features of one chunk of jobs."""
+
+    def __init__(
+        self, table: JobTable, history: JobHistory, groups: dict[str, NDArray[np.uint64]], moments: Ints, own: Ints,
+        part: slice,
+    ) -> None:  # fmt: skip
+        self.history = history
+        self.past = history.table
+        self.groups = groups
+        self.moments = moments
+        self.own = own
+        self.submit = table.submit[part]
+        self.limit_s, self.width = table.limit_s[part], table.width[part]
+        self.nodes, self.cpus, self.gpus = table.nodes[part], table.cpus[part], table.gpus[part]
+        self.memory_mib = table.memory_mib[part]
+        self.has_name = table.has_name[part]
+        self.out: dict[str, Floats] = {}
+
+    def all(self) -> dict[str, Floats]:
+        self.asked()
+        for group in _RECENCY_GROUPS:
+            self.recency(group)
+        for group in _SURVIVAL_GROUPS:
+            self.survival(group)
+        self.kernel()
+        self.chain()
+        return self.out
+
+    def _put(self, prefix: str, **columns: Floats) -> None:
+        for name, values in columns.items():
+            self.out[f"{prefix}_{name}"] = values
+
+    def asked(self) -> None:
+        hours = self.submit // _HOUR_US
+        hour = (self.submit % (24 * _HOUR_US)) / _HOUR_US
+        limit_h = self.limit_s / 3600
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self._put(
+                "asked",
+                limit=np.log(self.limit_s), width=np.log(self.width), nodes=_log1p(self.nodes), cpus=_log1p(self.cpus),
+                gpus=_log1p(self.gpus), memory=_log1p(self.memory_mib),
+                cpus_per_node=_log1p(self.cpus / np.where(self.nodes > 0, self.nodes, 1)),
+                memory_per_cpu=_log1p(self.memory_mib / np.where(self.cpus > 0, self.cpus, 1)),
+                limit_h=limit_h % 24, hour=hour, weekday=((hours // 24) + 3) % 7 * 1.0,
+                is_round_hour=(self.limit_s % 3600 == 0) * 1.0,
+            )  # fmt: skip
+
+    def recency(self, group: str) -> None:
+        """Of the group's newest ended jobs."""
+        slots = self.history.newest(group, "end", self.groups[group], self.moments, RECENT)
+        logs = np.where(slots.is_filled, self.history.log_runtime[slots.rows], np.nan)
+        bad = np.where(slots.is_filled, self.past.is_bad[slots.rows], np.nan)
+        ended = self.past.end[slots.rows[:, 0]]
+        close = np.where(np.isnan(logs), np.nan, np.abs(logs - logs[:, :1]) < 0.05)
+        columns = {
+            "last1": logs[:, 0],
+            "last2": np.log(row_mean(np.exp(logs[:, :2]))),
+            "median": row_quantile(logs, 0.5),
+            "mean": row_mean(logs),
+            "spread": row_spread(logs),
+            "low": row_quantile(logs, 0.1),
+            "high": row_quantile(logs, 0.9),
+            "count": np.log1p(slots.count),
+            "age": np.where(slots.is_filled[:, 0], _log1p((self.moments - ended) / 1e6), np.nan),
+            "bad": row_mean(bad),
+            "same": row_mean(close),
+        }
+        if group in ("family", "spec"):  # without a name they repeat user and key
+            columns = {name: np.where(self.has_name, values, np.nan) for name, values in columns.items()}
+        self._put(group, **columns)
+
+    def survival(self, group: str) -> None:
+        """Of the group's newest started jobs, those still running with their elapsed time."""
+        slots = self._without_own(self.history.newest(group, "start", self.groups[group], self.moments, STARTED))
+        start, end = self.past.start[slots.rows], self.past.end[slots.rows]
+        has_ended = end < self.moments[:, None]
+        elapsed = np.maximum((np.minimum(end, self.moments[:, None]) - start) / 1e6, 1.0)
+        logs = np.where(slots.is_filled, np.log(elapsed), np.nan)
+        q25, q50, q75 = survival_quantiles(logs, has_ended, (0.25, 0.5, 0.75))
+        running = np.where(slots.is_filled & ~has_ended, logs, np.nan)
+        columns = {
+            "q25": q25, "q50": q50, "q75": q75, "running": np.sum(~np.isnan(running), axis=1) * 1.0,
+            "elapsed_low": row_quantile(running, 0.0), "elapsed_high": row_quantile(running, 1.0),
+        }  # fmt: skip
+        if group == "spec":
+            columns = {name: np.where(self.has_name, values, np.nan) for name, values in columns.items()}
+        self._put(f"started_{group}", **columns)
+
+    def kernel(self) -> None:
+        """Of the user's own newest jobs, weighted by likeness of request, name, hour and by recency."""
+        slots = self.history.newest("user", "end", self.groups["user"], self.moments, NEIGHBOURS)
+        rows, past = slots.rows, self.past
+        logs = np.where(slots.is_filled, self.history.log_runtime[rows], np.nan)
+        both_unlimited = np.isnan(past.limit_s[rows]) & np.isnan(self.limit_s)[:, None]
+        limit_gap = np.abs(np.log(past.limit_s[rows]) - np.log(self.limit_s)[:, None])
+        limit_gap = np.where(both_unlimited, 0.0, np.where(np.isnan(limit_gap), 3.0, limit_gap))
+        width_gap = np.abs(np.log(past.width[rows]) - np.log(self.width)[:, None])
+        other_family = self.history.group("family")[rows] != self.groups["family"][:, None]
+        age = np.arange(NEIGHBOURS) / 16.0
+        gap = (self.submit[:, None] - past.submit[rows]) / 1e6
+        distance = 1.5 * limit_gap + 1.0 * width_gap + 1.5 * other_family + 0.5 * age + 0.15 * _log1p(gap)
+        nearest = np.min(np.where(slots.is_filled, distance, np.inf), axis=1)
+        with np.errstate(invalid="ignore"):
+            weights = np.where(slots.is_filled, np.exp(-(distance - nearest[:, None])), 0.0)
+        q20, q50, q80 = weighted_quantiles(logs, weights, (0.2, 0.5, 0.8))
+        self._put(
+            "kernel", q20=q20, q50=q50, q80=q80, mean=row_mean(logs, weights),
+            weight=np.where(np.isinf(nearest), np.nan, nearest),
+            bad=row_mean(np.where(slots.is_filled, past.is_bad[rows], np.nan), weights),
+        )  # fmt: skip
+
+    def chain(self) -> None:
+        """The user's own submissions before this one, and how the newest of them went."""
+        user, key = self.groups["user"], self.groups["key"]
+        slots = self.history.newest("user", "submit", user, self.submit, 1)
+        keyed = self.history.newest("key", "submit", key, self.submit, 1)
+        past_key = self.history.group("key")
+        before = {}
+        for name, seconds in (("1m", 60), ("1h", 3600), ("1d", 86_400)):
+            earlier = self.history.newest("user", "submit", user, self.submit - seconds * 1_000_000, 1)
+            before[f"submits_{name}"] = np.log1p(slots.count - earlier.count)
+        keyed_earlier = self.history.newest("key", "submit", key, self.submit - 3600 * 1_000_000, 1)
+        last, is_known = slots.rows[:, 0], slots.is_filled[:, 0]
+        ended = self.history.newest("user", "end", user, self.moments, 8)
+        bad = ended.is_filled & self.past.is_bad[ended.rows]
+        bad_run = np.where(bad.all(axis=1), bad.shape[1], np.argmin(bad, axis=1)) * 1.0
+        first_bad = np.argmax(bad, axis=1)
+        bad_end = self.past.end[np.take_along_axis(ended.rows, first_bad[:, None], axis=1)[:, 0]]
+        newest_end = self.past.end[ended.rows[:, 0]]
+        newest_log = np.where(ended.is_filled[:, 0], self.history.log_runtime[ended.rows[:, 0]], np.nan)
+        self._put(
+            "chain", **before,
+            gap=np.where(is_known, _log1p((self.submit - self.past.submit[last]) / 1e6), np.nan),
+            is_same_key=np.where(is_known, past_key[last] == key, np.nan),
+            same_key_1h=np.log1p(keyed.count - keyed_earlier.count),
+            gap_key=np.where(
+                keyed.is_filled[:, 0], _log1p((self.submit - self.past.submit[keyed.rows[:, 0]]) / 1e6), np.nan
+            ),
+            since_bad=np.where(bad.any(axis=1), _log1p((self.moments - bad_end) / 1e6), np.nan),
+            bad_run=bad_run,
+            gap_after_end=np.where(ended.is_filled[:, 0], _log1p((self.submit - newest_end) / 1e6), np.nan),
+            last_ran=newest_log,
+        )  # fmt: skip
+
+    def _without_own(self, slots: Slots) -> Slots:
+        return Slots(slots.rows, slots.is_filled & (slots.rows != self.own[:, None]), slots.count)
+
+
+def _log1p(values: Floats) -> Floats:
+    """ln(1 + x) of the non-negative part."""
+    return np.log1p(np.maximum(values, 0.0))
