@@ -1,0 +1,202 @@
+"""Every impossible value becomes null and is counted; nothing possible is touched."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from features.cleaning import QUALITY_SCHEMA, clean_gpu_samples, clean_node_samples
+from features.vocabulary import COLUMNS, GPU_QUANTITIES, schema
+
+T0 = datetime(2026, 11, 1, 12, tzinfo=UTC)
+
+
+def raw(*rows: dict[str, object]) -> pl.DataFrame:
+    keys = {"ts": T0, "cluster": "a", "node": "n1", "gpu_uuid": "GPU-1", "gpu_index": 0}
+    names = {name for row in rows for name in row} | set(keys)
+    types = {name: dtype for name, dtype in schema("raw_gpu_samples").items() if name in names}
+    return pl.DataFrame([{**keys, **row} for row in rows], schema=types)
+
+
+def one(**values: object) -> tuple[dict[str, object], dict[tuple[str, str], int]]:
+    frame, quality = clean_gpu_samples(raw(values))
+    return frame.row(0, named=True), {(c, r): n for c, r, n, _ in quality.iter_rows()}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("gpu_power_w", 140737488355328.0, "sentinel"),
+        ("gpu_power_w", 140737488355331.0, "sentinel"),
+        ("mem_temp_c", 9223372036854776000.0, "sentinel"),
+        ("mem_temp_c", 2147483632.0, "sentinel"),
+        ("gpu_temp_c", 2147483634.0, "sentinel"),
+        ("gpu_util_ratio", 2147483632 * 0.01, "sentinel"),
+        ("fb_used_bytes", 9223372036854776000.0 * 2**20, "sentinel"),
+        ("fb_used_bytes", 2147483633.0 * 2**20, "sentinel"),
+        ("sm_clock_hz", 2147483634.0 * 1e6, "sentinel"),
+        ("xid_last", 2147483632, "sentinel"),
+        ("ecc_uncorrected_total", 9223372036854776000.0, "sentinel"),
+        ("nvlink_error_total", 2147483635.0, "sentinel"),
+        ("nvlink_tx_bytes_per_s", 140737488355328.0, "sentinel"),
+        ("gpu_power_w", 65535.0, "sentinel"),  # all ones of 16 bits: AMD's "not available"
+        ("gpu_temp_c", 345.0, "out_of_range"),
+        ("gpu_temp_c", 644245923.0, "out_of_range"),
+        ("gpu_temp_c", 4278190080.0, "out_of_range"),
+        ("gpu_temp_c", -40.0, "out_of_range"),
+        ("gpu_util_ratio", 1.5, "out_of_range"),
+        ("sm_active_ratio", -0.1, "out_of_range"),
+        ("gpu_power_w", -1.0, "out_of_range"),
+        ("nvlink_rx_bytes_per_s", -5.0e9, "out_of_range"),  # an NVML counter that went down
+        ("gpu_temp_c", float("nan"), "not_a_number"),
+        ("pcie_tx_bytes_per_s", float("inf"), "not_a_number"),
+        ("pcie_tx_bytes_per_s", float("-inf"), "not_a_number"),
+        ("mem_temp_c", 0.0, "zero_is_missing"),
+        ("gpu_power_w", 0.0, "zero_is_missing"),
+    ],
+)  # fmt: skip
+def test_impossible_becomes_null_and_is_counted(column: str, value: float, reason: str) -> None:
+    row, quality = one(**{column: value, "tensor_active_ratio": 0.25})
+    assert row[column] is None
+    assert row["tensor_active_ratio"] == 0.25
+    assert quality == {(column, reason): 1}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("fb_used_bytes", 2147483648.0),  # 2 GiB look like a sentinel and are none
+        ("nvlink_tx_bytes_per_s", 2147483648.0),
+        ("gpu_temp_margin_c", -8.0),
+        ("gpu_temp_margin_c", 0.0),
+        ("gpu_temp_c", 0.0),
+        ("nvlink_error_total", 65535.0),
+        ("gpu_util_ratio", 0.0),
+        ("fb_used_bytes", 0.0),
+        ("xid_last", 79),
+        ("is_thermal_slowdown", True),
+        ("step_time_s", 0.4),
+    ],
+)  # fmt: skip
+def test_possible_stays(column: str, value: float) -> None:
+    row, quality = one(**{column: value})
+    assert row[column] == pytest.approx(value)
+    assert quality == {}
+
+
+def test_ratio_a_little_above_one_is_one() -> None:
+    row, quality = one(sm_active_ratio=1.004)
+    assert row["sm_active_ratio"] == 1
+    assert quality == {}
+
+
+def test_power_far_above_its_limit_and_memory_above_total() -> None:
+    row, quality = one(gpu_power_w=1200.0, power_limit_w=700.0, fb_used_bytes=9e10, fb_total_bytes=8e10)
+    assert row["gpu_power_w"] is None
+    assert row["power_limit_w"] == 700
+    assert row["fb_used_bytes"] is None
+    assert quality == {("gpu_power_w", "above_limit"): 1, ("fb_used_bytes", "above_total"): 1}
+    row, quality = one(gpu_power_w=760.0, power_limit_w=700.0)
+    assert row["gpu_power_w"] == 760
+    assert quality == {}
+
+
+def test_duplicates_merge_by_the_largest_value() -> None:
+    frame, quality = clean_gpu_samples(
+        raw(
+            {"gpu_temp_c": 60.0, "job_id": None, "is_power_brake": False},
+            {"gpu_temp_c": None, "gpu_power_w": 500.0, "job_id": "7", "is_power_brake": True},
+            {"gpu_temp_c": 61.0},
+            {"ts": T0 + timedelta(seconds=5), "gpu_temp_c": 50.0},
+        )
+    )
+    assert len(frame) == 2
+    first = frame.row(0, named=True)
+    assert (first["gpu_temp_c"], first["gpu_power_w"], first["job_id"], first["is_power_brake"]) == (61, 500, "7", True)
+    assert quality.rows() == [("ts", "duplicate", 2, "a/n1/GPU-1")]
+
+
+def test_a_bad_value_never_wins_a_duplicate() -> None:
+    frame, _ = clean_gpu_samples(raw({"gpu_temp_c": 345.0}, {"gpu_temp_c": 60.0}))
+    assert frame["gpu_temp_c"].to_list() == [60]
+
+
+def test_rows_without_key_or_with_impossible_time_are_dropped_and_counted() -> None:
+    frame, quality = clean_gpu_samples(
+        raw(
+            {"gpu_uuid": None},
+            {"node": ""},
+            {"ts": None},
+            {"ts": datetime(1970, 1, 1, tzinfo=UTC)},
+            {"ts": T0 + timedelta(hours=1)},
+            {"ts": T0 + timedelta(seconds=60), "gpu_temp_c": 40.0},
+        ),
+        now=T0,
+    )
+    assert frame["gpu_temp_c"].to_list() == [40]
+    assert {(c, r): n for c, r, n, _ in quality.iter_rows()} == {("gpu_uuid", "no_key"): 2, ("ts", "bad_time"): 3}
+
+
+def test_example_names_where_and_count_counts_all() -> None:
+    _, quality = clean_gpu_samples(
+        raw(*({"gpu_uuid": f"GPU-{i}", "gpu_temp_c": 500.0 if i >= 2 else 50.0} for i in range(5)))
+    )
+    assert quality.rows() == [("gpu_temp_c", "out_of_range", 3, "a/n1/GPU-2")]
+
+
+def test_empty_and_shapes() -> None:
+    frame, quality = clean_gpu_samples(raw().clear())
+    assert frame.schema == pl.Schema(schema("core_gpu_samples"))
+    assert quality.schema == pl.Schema(QUALITY_SCHEMA)
+    assert frame.is_empty()
+    assert quality.is_empty()
+    with pytest.raises(ValueError, match="gpu_temp_f"):
+        clean_gpu_samples(raw({}).with_columns(gpu_temp_f=pl.lit(1.0)))
+    with pytest.raises(ValueError, match="node"):
+        clean_gpu_samples(raw({}).drop("node"))
+
+
+def test_node_samples() -> None:
+    types = schema("core_node_samples")
+    rows = [
+        {"ts": T0, "cluster": "a", "node": "n1", "inlet_temp_c": 25.0, "node_power_w": 6000.0, "is_up": True},
+        {"ts": T0, "cluster": "a", "node": "n2", "inlet_temp_c": float("nan"), "node_power_w": -1.0, "is_up": False},
+    ]
+    frame, quality = clean_node_samples(pl.DataFrame(rows, schema=types))
+    assert frame["inlet_temp_c"].to_list() == [25, None]
+    assert frame["node_power_w"].to_list() == [6000, None]
+    assert frame["is_up"].to_list() == [True, False]
+    assert [row[:3] for row in quality.rows()] == [
+        ("inlet_temp_c", "not_a_number", 1),
+        ("node_power_w", "out_of_range", 1),
+    ]
+
+
+NUMBERS = st.one_of(
+    st.floats(width=32), st.sampled_from([2147483632.0, 2.0**63, 2.0**47, -1.0, 0.0, 1.0, float("nan"), float("inf")])
+)
+FLOATS = [name for name in GPU_QUANTITIES if COLUMNS[name].dtype == pl.Float32]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(FLOATS, NUMBERS)), min_size=1, max_size=5))
+def test_whatever_comes_in_what_goes_out_is_possible(rows: list[dict[str, object]]) -> None:
+    frame, quality = clean_gpu_samples(raw(*({"gpu_uuid": f"GPU-{i}", **row} for i, row in enumerate(rows))))
+    assert len(frame) == len(rows)
+    nulls_in = sum(value is None for row in rows for value in row.values())
+    given_values = sum(len(row) for row in rows) - nulls_in
+    left = sum(frame[name].is_not_null().sum() for name in FLOATS)
+    assert given_values - left == quality["count"].sum()
+    for name in FLOATS:
+        values = frame[name].drop_nulls()
+        column = COLUMNS[name]
+        assert not values.is_nan().any()
+        assert column.low is None or (values >= column.low).all()
+        assert column.high is None or (values.cast(pl.Float64) <= column.high).all()
+    again, nothing = clean_gpu_samples(frame)
+    assert again.equals(frame)
+    assert nothing.is_empty()
