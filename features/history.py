@@ -1,0 +1,196 @@
+"""The same windows over recorded samples: what a ring would have said at past moments, all at once.
+
+Here belongs gathering from a sorted table; the arithmetic stands in `features/windows.py`, the live rings in
+`features/telemetry.py`. Nothing later than the asked moment enters a row.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.conditions import DISTANCE, INDEX, QUANTITIES, JobState, inputs, quantities
+from features.thresholds import ThresholdBook
+from features.windows import FEATURES, SLOTS, FeatureBlock, pace_steps, peer_features, screen, window_features
+
+_CHUNK = 8_192
+
+
+class SampleHistory:
+    """Recorded samples, sorted by GPU and time, with the quantities of `features/conditions.py` beside them.
+
+    Args:
+        samples: `core_gpu_samples` rows in any order; rows without time, node or GPU are left out, as are repeats.
+        book: Limits of the nodes.
+        node_samples: `core_node_samples` rows, for inlet temperatures.
+        stale_s: A GPU whose newest sample is older than this at a moment is no peer then.
+
+    Attributes:
+        uuids: GPU of each code.
+        gpu: Code of each sample's GPU, shape (samples,), ascending.
+        ts: Times, seconds, ascending within a GPU.
+        values: Shape (len(QUANTITIES), samples).
+        job: Job code of each sample, -1 for none; `job_ids` names them.
+        node: Node code of each sample; `node_names` names them.
+        since: Since when the sample's job has been on the GPU, seconds.
+        interval_s: Median time between samples of a GPU.
+    """
+
+    def __init__(
+        self,
+        samples: pl.DataFrame,
+        book: ThresholdBook,
+        *,
+        node_samples: pl.DataFrame | None = None,
+        stale_s: float = 45.0,
+        slots: int = SLOTS,
+    ) -> None:
+        missing = [name for name in ("ts", "node", "gpu_uuid") if name not in samples.columns]
+        if missing:
+            raise ValueError(f"samples lack {', '.join(missing)}; they have {', '.join(samples.columns)}")
+        self.stale_s, self.slots = stale_s, slots
+        frame = samples.drop_nulls(["ts", "node", "gpu_uuid"])
+        if "job_id" not in frame.columns or frame["job_id"].dtype == pl.Null:
+            frame = frame.with_columns(pl.lit(None, dtype=pl.String).alias("job_id"))
+        frame = _with_inlet(frame, node_samples).unique(["gpu_uuid", "ts"], keep="last").sort("gpu_uuid", "ts")
+        self.uuids, self.gpu = _codes(frame["gpu_uuid"])
+        self.node_names, self.node = _codes(frame["node"])
+        self.job_ids, self.job = _codes(frame["job_id"])
+        self.cluster = frame["cluster"][0] if "cluster" in frame.columns and frame.height else ""
+        self.ts = frame["ts"].dt.epoch("us").to_numpy() / 1e6
+        self.starts = np.searchsorted(self.gpu, np.arange(len(self.uuids) + 1))
+        gaps = np.diff(self.ts)[np.diff(self.gpu) == 0] if len(self.ts) > 1 else np.zeros(0)
+        self.interval_s = float(np.median(gaps)) if len(gaps) else 15.0
+        self._base = float(self.ts.min()) if len(self.ts) else 0.0
+        self._span = (float(self.ts.max()) - self._base + 1.0) * 2 if len(self.ts) else 1.0
+        self._keys = self.gpu * self._span + (self.ts - self._base)
+        columns = inputs(frame)
+        del frame
+        limits = book.arrays(self.node_names)
+        self.values = np.full((len(QUANTITIES), len(self.ts)), np.nan, dtype=np.float32)
+        self.since = np.full(len(self.ts), np.nan)
+        self._fill(columns, limits)
+
+    def _fill(self, columns: dict[str, NDArray[np.float32]], limits: dict[str, NDArray[np.float32]]) -> None:
+        """Quantities in the order of time: the k-th samples of all GPUs together, since job state runs along."""
+        state = JobState(len(self.uuids))
+        rank = np.arange(len(self.ts)) - self.starts[:-1][self.gpu]
+        order = np.argsort(rank, kind="stable")
+        bounds = np.searchsorted(rank[order], np.arange(int(rank.max(initial=-1)) + 2))
+        ranked = {name: values[order] for name, values in columns.items()}
+        gpu, ts, job, node = self.gpu[order], self.ts[order], self.job[order], self.node[order]
+        limit = {name: values[node] for name, values in limits.items()}
+        out, since = np.empty_like(self.values), np.empty_like(self.since)
+        for first, last in pairwise(bounds.tolist()):
+            part = slice(first, last)
+            out[:, part], since[part] = quantities(
+                {name: values[part] for name, values in ranked.items()},
+                {name: values[part] for name, values in limit.items()},
+                state, gpu[part], ts[part], job[part],
+            )  # fmt: skip
+        self.values[:, order], self.since[order] = out, since
+
+    def gpu_codes(self, uuids: pl.Series) -> NDArray[np.int64]:
+        """Codes of GPUs by UUID.
+
+        Raises:
+            ValueError: There is no sample of one of them; the message names it.
+        """
+        known = {name: i for i, name in enumerate(self.uuids)}
+        unknown = sorted(set(uuids.to_list()) - set(known))
+        if unknown:
+            raise ValueError(f"no samples of GPU {unknown[0]!r} ({len(unknown)} such GPUs)")
+        return np.array([known[name] for name in uuids.to_list()], dtype=np.int64)
+
+    def distance(self, bottleneck_class: str) -> NDArray[np.float32]:
+        """Distance of every sample to the limit of a class, shape (samples,)."""
+        return self.values[INDEX[DISTANCE[bottleneck_class]]]
+
+    def last_at(self, gpu: NDArray[np.int64], at_s: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Row of the newest sample of a GPU at or before a moment, -1 where there is none."""
+        clipped = np.clip(at_s - self._base, -1.0, self._span / 2)
+        row = np.searchsorted(self._keys, gpu * self._span + clipped, side="right") - 1
+        return np.where(row >= self.starts[gpu], row, -1)
+
+    def screened(self, bottleneck_class: str) -> NDArray[np.bool_]:
+        """Which samples the screen would have picked when they were the newest, shape (samples,)."""
+        steps = pace_steps(self.interval_s, self.slots)
+        back = np.arange(len(self.ts)) - steps
+        has = back >= self.starts[:-1][self.gpu]
+        distance = self.distance(bottleneck_class)
+        return screen(
+            bottleneck_class,
+            distance,
+            np.where(has, distance[back], np.nan).astype(np.float32),
+            np.where(has, self.ts - self.ts[back], np.nan),
+            self.values[INDEX["over_plateau_gib"]],
+            self.values[INDEX["step_ratio"]],
+        )
+
+    def features(self, gpu: NDArray[np.int64], at_s: NDArray[np.float64], bottleneck_class: str) -> FeatureBlock:
+        """Features of GPUs at moments.
+
+        Args:
+            gpu: GPU codes, shape (rows,).
+            at_s: Moments, seconds, shape (rows,).
+            bottleneck_class: The class.
+        """
+        at_s = np.asarray(at_s, dtype=np.float64)
+        last = self.last_at(gpu, at_s)
+        peers = self._peers(gpu, at_s, bottleneck_class)
+        out = np.full((len(gpu), len(FEATURES)), np.nan, dtype=np.float32)
+        offsets = np.arange(1 - self.slots, 1)
+        for first in range(0, len(gpu), _CHUNK):
+            part = slice(first, first + _CHUNK)
+            rows = last[part, None] + offsets
+            inside = (rows >= self.starts[gpu[part], None]) & (last[part, None] >= 0)
+            rows = np.where(inside, rows, 0)
+            values = np.where(inside, self.values[:, rows], np.float32(np.nan))
+            ages = np.where(inside, at_s[part, None] - self.ts[rows], np.nan).astype(np.float32)
+            job_age = np.where(last[part] >= 0, at_s[part] - self.since[last[part]], np.nan)
+            out[part] = window_features(bottleneck_class, values, ages, job_age, peers[part])
+        return FeatureBlock(bottleneck_class, gpu, at_s, out)
+
+    def _peers(self, gpu: NDArray[np.int64], at_s: NDArray[np.float64], bottleneck_class: str) -> NDArray[np.float32]:
+        distance = self.distance(bottleneck_class)
+        everyone = np.arange(len(self.uuids))
+        moments, moment_of_row = np.unique(at_s, return_inverse=True)
+        order = np.argsort(moment_of_row, kind="stable")
+        bounds = np.searchsorted(moment_of_row[order], np.arange(len(moments) + 1))
+        parts = [np.zeros((0, 3), dtype=np.float32)]
+        for i, moment in enumerate(moments):
+            rows = order[bounds[i] : bounds[i + 1]]
+            last = self.last_at(everyone, np.full(len(everyone), moment))
+            fresh = (last >= 0) & (moment - self.ts[last] <= self.stale_s)
+            parts.append(
+                peer_features(
+                    bottleneck_class,
+                    np.where(last >= 0, distance[last], np.nan).astype(np.float32),
+                    fresh,
+                    np.where(last >= 0, self.job[last], -1),
+                    self.node[last],
+                    gpu[rows],
+                )
+            )
+        out = np.empty((len(gpu), 3), dtype=np.float32)
+        out[order] = np.concatenate(parts)
+        return out
+
+
+def _codes(series: pl.Series) -> tuple[list[str], NDArray[np.int64]]:
+    """Sorted distinct names and the code of each row, -1 for null."""
+    names = sorted(series.drop_nulls().unique().to_list())
+    if not names:
+        return [], np.full(len(series), -1, dtype=np.int64)
+    codes = series.replace_strict(names, list(range(len(names))), default=-1, return_dtype=pl.Int64)
+    return names, codes.fill_null(-1).to_numpy().astype(np.int64)
+
+
+def _with_inlet(frame: pl.DataFrame, node_samples: pl.DataFrame | None) -> pl.DataFrame:
+    if node_samples is None or "inlet_temp_c" not in node_samples.columns or "inlet_temp_c" in frame.columns:
+        return frame
+    inlet = node_samples.select("ts", "node", "inlet_temp_c").drop_nulls().sort("ts")
+    return frame.sort("ts").join_asof(inlet, on="ts", by="node", strategy="backward")

@@ -1,0 +1,315 @@
+"""Windows of the newest samples of every GPU of a cluster, in memory: rings that the nowcast reads.
+
+Here belongs the live side: taking in frames and gathering windows of the GPUs that a screen picked. The arithmetic on
+windows stands in `features/windows.py`; the same windows over history in `features/history.py`. No input or output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.conditions import CLASSES, DISTANCE, INDEX, QUANTITIES, JobState, inputs, quantities
+from features.history import SampleHistory
+from features.thresholds import ThresholdBook
+from features.windows import FEATURES, SLOTS, FeatureBlock, pace_steps, peer_features, screen, window_features
+
+_CHUNK = 8_192  # rows gathered at a time: 8,192 × 12 × 40 × 4 bytes stay near the cache
+_MIN_CAPACITY = 1_024
+_AHEAD_S = 5.0  # a clock that runs ahead by less than this makes a sample new, not wrong
+
+
+class RingWindow:
+    """The last samples of every GPU: float32 rings of shape (quantity, gpu, slot) and their times.
+
+    A GPU gets an index when it is first seen and keeps it. Samples that are not newer than the last one of their GPU
+    are dropped, so that a source may be asked twice for the same minute.
+
+    Args:
+        book: Limits of the nodes.
+        stale_s: A GPU whose newest sample is older than this counts nowhere.
+        slots: Samples kept per GPU.
+    """
+
+    def __init__(self, book: ThresholdBook, *, stale_s: float = 45.0, slots: int = SLOTS) -> None:
+        self.book = book
+        self.stale_s = stale_s
+        self.slots = slots
+        self.count = 0
+        self.uuids: list[str] = []
+        self.nodes: list[str] = []
+        self.node_names: list[str] = []
+        self.gpu_index = np.zeros(0, dtype=np.int32)
+        self.node = np.zeros(0, dtype=np.int64)
+        self.job = np.zeros(0, dtype=np.int64)
+        self.since = np.zeros(0)
+        self.last_ts = np.zeros(0)
+        self.latest = np.zeros((len(QUANTITIES), 0), dtype=np.float32)
+        self.job_ids: list[str] = []
+        self._interval_s = 15.0
+        self._values = np.zeros((len(QUANTITIES), 0, slots), dtype=np.float32)
+        self._ts = np.zeros((0, slots))
+        self._head = np.zeros(0, dtype=np.int64)
+        self._limits: dict[str, NDArray[np.float32]] = book.arrays([])
+        self._state = JobState()
+        self._index: dict[str, int] = {}
+        self._node_codes: dict[str, int] = {}
+        self._node_sizes: dict[str, int] = {}
+        self._job_codes: dict[str, int] = {}
+        self._inlet: dict[str, float] = {}
+        self._seen_keys: tuple[pl.Series, NDArray[np.int64]] | None = None
+        self._seen_jobs: tuple[pl.Series, NDArray[np.int64]] | None = None
+
+    # --- taking in ------------------------------------------------------------------------------------------
+
+    def observe(self, gpu: pl.DataFrame, node: pl.DataFrame | None = None, job_by_node: Mapping | None = None) -> int:
+        """Take in samples.
+
+        Args:
+            gpu: Rows of `core_gpu_samples` columns, any number per GPU, in any order.
+            node: Rows of `core_node_samples` columns; the newest inlet temperature of a node goes with its GPUs.
+            job_by_node: Job of a node, for samples that do not name one.
+
+        Returns:
+            Number of samples that were newer than what was there.
+
+        Raises:
+            ValueError: `ts`, `node` or `gpu_uuid` is absent; the message names it.
+        """
+        missing = [name for name in ("ts", "node", "gpu_uuid") if name not in gpu.columns]
+        if missing:
+            raise ValueError(f"samples lack {', '.join(missing)}; they have {', '.join(gpu.columns)}")
+        if node is not None and node.height and {"node", "inlet_temp_c"} <= set(node.columns):
+            newest = node.sort("ts") if "ts" in node.columns else node
+            self._inlet.update(newest.select("node", "inlet_temp_c").drop_nulls().iter_rows())
+        gpu = gpu.filter(pl.col("ts").is_not_null() & pl.col("gpu_uuid").is_not_null() & pl.col("node").is_not_null())
+        if not gpu.height:
+            return 0
+        if gpu["gpu_uuid"].n_unique() == gpu.height:
+            return self._observe(gpu, job_by_node)
+        gpu = gpu.sort("ts").with_columns(pl.int_range(pl.len()).over("gpu_uuid").alias("_rank"))
+        parts = gpu.partition_by("_rank", maintain_order=True, include_key=False)
+        return sum(self._observe(part, job_by_node) for part in parts)
+
+    def _observe(self, frame: pl.DataFrame, job_by_node: Mapping | None) -> int:
+        index = self._indices(frame)
+        ts = frame["ts"].dt.epoch("us").to_numpy() / 1e6
+        job = self._jobs(frame, job_by_node)
+        columns = inputs(frame)
+        if self._inlet and "inlet_temp_c" not in frame.columns:
+            by_code = np.array([self._inlet.get(name, np.nan) for name in self.node_names], dtype=np.float32)
+            columns["inlet_temp_c"] = by_code[self.node[index]]
+        newer = ~(ts <= self.last_ts[index])  # NaN: never seen
+        if not newer.all():
+            index, ts, job = index[newer], ts[newer], job[newer]
+            columns = {name: values[newer] for name, values in columns.items()}
+        if not len(index):
+            return 0
+        gaps = ts - self.last_ts[index]
+        if np.isfinite(gaps).any():
+            self._interval_s = float(np.nanmedian(gaps))
+        limits = {name: values[index] for name, values in self._limits.items()}
+        values, since = quantities(columns, limits, self._state, index, ts, job)
+        slot = self._head[index]
+        for q in range(len(QUANTITIES)):
+            self._values[q, index, slot] = values[q]
+            self.latest[q, index] = values[q]
+        self._ts[index, slot] = ts
+        self._head[index] = (slot + 1) % self.slots
+        self.last_ts[index], self.job[index], self.since[index] = ts, job, since
+        if "gpu_index" in frame.columns and frame["gpu_index"].null_count() == 0:
+            wanted = frame["gpu_index"].to_numpy()
+            self.gpu_index[index] = wanted if newer.all() else wanted[newer]
+        return len(index)
+
+    def _indices(self, frame: pl.DataFrame) -> NDArray[np.int64]:
+        keys = frame["gpu_uuid"]
+        if self._seen_keys is not None and self._seen_keys[0].equals(keys):
+            return self._seen_keys[1]
+        known = self._index
+        names = keys.to_list()
+        fresh = [(name, host) for name, host in zip(names, frame["node"].to_list(), strict=True) if name not in known]
+        if fresh:
+            self._add(fresh)
+        index = np.fromiter((known[name] for name in names), dtype=np.int64, count=len(names))
+        self._seen_keys = (keys, index)
+        return index
+
+    def _add(self, fresh: list[tuple[str, str]]) -> None:
+        for name, host in fresh:
+            self._index[name] = len(self.uuids)
+            self.uuids.append(name)
+            self.nodes.append(host)
+            self._node_sizes[host] = self._node_sizes.get(host, 0) + 1
+            if host not in self._node_codes:
+                self._node_codes[host] = len(self.node_names)
+                self.node_names.append(host)
+        self.count = len(self.uuids)
+        self._grow(self.count)
+        old = self.count - len(fresh)
+        self.node[old : self.count] = [self._node_codes[host] for _, host in fresh]
+        for name, values in self.book.arrays([host for _, host in fresh]).items():
+            self._limits[name][old : self.count] = values
+
+    def _grow(self, wanted: int) -> None:
+        have = len(self.node)
+        if wanted <= have:
+            return
+        size = max(_MIN_CAPACITY, wanted + wanted // 8)
+
+        def wider(array: NDArray, fill: float, axis: int = 0) -> NDArray:
+            shape = list(array.shape)
+            shape[axis] = size
+            out = np.full(shape, fill, dtype=array.dtype)
+            out[(slice(None),) * axis + (slice(0, have),)] = array
+            return out
+
+        self.gpu_index, self.node = wider(self.gpu_index, 0), wider(self.node, 0)
+        self.job = wider(self.job, -1)
+        self.since, self.last_ts = wider(self.since, np.nan), wider(self.last_ts, np.nan)
+        self.latest = wider(self.latest, np.nan, 1)
+        self._values, self._ts = wider(self._values, np.nan, 1), wider(self._ts, np.nan)
+        self._head = wider(self._head, 0)
+        self._limits = {name: wider(values, np.nan) for name, values in self._limits.items()}
+        self._state.grow(size)
+
+    def _jobs(self, frame: pl.DataFrame, job_by_node: Mapping | None) -> NDArray[np.int64]:
+        if "job_id" not in frame.columns or frame["job_id"].dtype == pl.Null:
+            ids = pl.Series("job_id", [None], dtype=pl.String).new_from_index(0, frame.height)
+        else:
+            ids = frame["job_id"]
+        if job_by_node and ids.null_count():
+            by_node = frame["node"].replace_strict(dict(job_by_node), default=None, return_dtype=pl.String)
+            ids = ids.zip_with(ids.is_not_null(), by_node)
+        if self._seen_jobs is not None and self._seen_jobs[0].equals(ids, null_equal=True):
+            return self._seen_jobs[1]
+        for name in ids.unique().drop_nulls().to_list():
+            if name not in self._job_codes:
+                self._job_codes[name] = len(self.job_ids)
+                self.job_ids.append(name)
+        codes = ids.replace_strict(self._job_codes, default=-1, return_dtype=pl.Int64) if self._job_codes else None
+        out = np.full(len(ids), -1, dtype=np.int64) if codes is None else codes.fill_null(-1).to_numpy()
+        self._seen_jobs = (ids, out)
+        return out
+
+    def set_book(self, book: ThresholdBook) -> None:
+        """Take new limits, as when the inventory has changed."""
+        self.book = book
+        for name, values in book.arrays(self.nodes).items():
+            self._limits[name][: self.count] = values
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def age_s(self, now_s: float) -> NDArray[np.float64]:
+        """Age of the newest sample of each GPU at a moment, shape (count,)."""
+        return now_s - self.last_ts[: self.count]
+
+    def is_fresh(self, now_s: float) -> NDArray[np.bool_]:
+        """Which GPUs have a sample that is neither stale nor from the future, shape (count,)."""
+        age = self.age_s(now_s)
+        return (age <= self.stale_s) & (age >= -self.stale_s)
+
+    def distance(self, bottleneck_class: str) -> NDArray[np.float32]:
+        """Newest distance of each GPU to the limit of a class, shape (count,)."""
+        return self.latest[INDEX[DISTANCE[bottleneck_class]], : self.count]
+
+    def is_set(self, bottleneck_class: str) -> NDArray[np.bool_]:
+        """Where the condition held in the newest two samples of a GPU, shape (count,)."""
+        now = self.distance(bottleneck_class) <= 0
+        before, _ = self._back(bottleneck_class, 1)
+        with np.errstate(invalid="ignore"):
+            return now & (before <= 0)
+
+    def _back(self, bottleneck_class: str, steps: int) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        rows = np.arange(self.count)
+        slot = (self._head[: self.count] - 1 - steps) % self.slots
+        return self._values[INDEX[DISTANCE[bottleneck_class]], rows, slot], self._ts[rows, slot]
+
+    def screened(self, bottleneck_class: str, now_s: float) -> NDArray[np.int64]:
+        """Indices of fresh GPUs that deserve a close look for a class."""
+        n = self.count
+        steps = pace_steps(self._interval_s, self.slots)
+        earlier, ts = self._back(bottleneck_class, steps)
+        picked = screen(
+            bottleneck_class,
+            self.distance(bottleneck_class),
+            earlier,
+            self.last_ts[:n] - ts,
+            self.latest[INDEX["over_plateau_gib"], :n],
+            self.latest[INDEX["step_ratio"], :n],
+        )
+        return np.flatnonzero(picked & self.is_fresh(now_s))
+
+    def features(self, gpus: NDArray[np.int64], bottleneck_class: str, now_s: float) -> FeatureBlock:
+        """Features of some GPUs for one class at a moment.
+
+        Args:
+            gpus: Indices of GPUs.
+            bottleneck_class: The class.
+            now_s: The moment, seconds since 1970.
+        """
+        n = self.count
+        peers = peer_features(
+            bottleneck_class, self.distance(bottleneck_class), self.is_fresh(now_s), self.job[:n], self.node[:n], gpus
+        )
+        parts = []
+        for first in range(0, len(gpus), _CHUNK):
+            rows = gpus[first : first + _CHUNK]
+            order = (self._head[rows, None] + np.arange(self.slots)) % self.slots
+            values = self._values[:, rows[:, None], order]
+            ages = (now_s - self._ts[rows[:, None], order]).astype(np.float32)
+            ages = np.where((ages < 0) & (ages >= -_AHEAD_S), np.float32(0), ages)
+            parts.append(
+                window_features(bottleneck_class, values, ages, now_s - self.since[rows], peers[first : first + _CHUNK])
+            )
+        matrix = np.concatenate(parts) if parts else np.zeros((0, len(FEATURES)), dtype=np.float32)
+        return FeatureBlock(bottleneck_class, gpus, np.full(len(gpus), now_s), matrix)
+
+    def job_id(self, gpu: int) -> str | None:
+        """Job on a GPU by its newest sample."""
+        code = self.job[gpu]
+        return self.job_ids[code] if code >= 0 else None
+
+    def node_size(self, node: str) -> int:
+        """GPUs of a node that have been seen."""
+        return self._node_sizes.get(node, 0)
+
+    def nbytes(self) -> int:
+        """Bytes of the rings."""
+        return self._values.nbytes + self._ts.nbytes + self.latest.nbytes
+
+
+def history_features(
+    samples: pl.DataFrame,
+    *,
+    at: pl.DataFrame,
+    bottleneck_class: str,
+    book: ThresholdBook,
+    nodes: pl.DataFrame | None = None,
+    stale_s: float = 45.0,
+) -> FeatureBlock:
+    """Features of GPUs at past moments, the numbers a ring would have given then.
+
+    Args:
+        samples: `core_gpu_samples` rows.
+        at: `gpu_uuid` and `at` (UTC) of each wanted row.
+        bottleneck_class: One of `CLASSES`.
+        book: Limits of the nodes.
+        nodes: `core_node_samples` rows, for inlet temperatures.
+        stale_s: As of `RingWindow`.
+
+    Returns:
+        One row per row of `at`, in its order; all NaN where the GPU had no sample yet.
+
+    Raises:
+        ValueError: The class is unknown.
+    """
+    if bottleneck_class not in CLASSES:
+        raise ValueError(f"no bottleneck class {bottleneck_class!r}; classes: {', '.join(CLASSES)}")
+    history = SampleHistory(samples, book, node_samples=nodes, stale_s=stale_s)
+    return history.features(
+        history.gpu_codes(at["gpu_uuid"]), at["at"].dt.epoch("us").to_numpy() / 1e6, bottleneck_class
+    )

@@ -1,0 +1,258 @@
+"""What the last minutes of one GPU say, as numbers: the kernel that live rings and history share.
+
+Here belongs the arithmetic on windows that are already gathered, and the cheap screen in front of it; not where the
+samples come from (`features/telemetry.py`, `features/history.py`). Everything goes by real time, never by row count:
+samples may be irregular, late or missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.conditions import DISTANCE, INDEX
+
+Floats = NDArray[np.float32]
+
+SLOTS = 40  # samples of a window at most
+WINDOW_S = 600.0  # and how far it reaches back
+SHORT_S = 90.0  # the near past that trends are read from: 3 samples at the slowest usual exporter
+MID_S = 300.0
+FAR_S = 3600.0  # a time to the limit beyond this is as good as never
+# Below this distance a sample counts as near its limit: °C, ratio, GiB.
+NEAR = {"thermal_throttle": 6.0, "nvlink_saturation": 0.15, "memory_exhaustion": 6.0}
+# The screen: a GPU is looked at closely when it is this near, or would be at its limit within SCREEN_S at the pace of
+# the last minute. Healthy GPUs at full speed stay 10 °C and a quarter of the link away and on their memory plateau.
+SCREEN = {"thermal_throttle": 8.0, "nvlink_saturation": 0.25, "memory_exhaustion": 4.0}
+SCREEN_S = 240.0
+SCREEN_PACE_S = 60.0
+SCREEN_GROWTH_GIB = 0.25
+SCREEN_STEP_RATIO = 1.10
+# Changes smaller than these are noise: °C, ratio, GiB.
+TOLERANCE = {"thermal_throttle": 0.5, "nvlink_saturation": 0.02, "memory_exhaustion": 0.05}
+JOB_WINDOW = {"thermal_throttle": False, "nvlink_saturation": True, "memory_exhaustion": True}
+
+_PRIMARY = (
+    "last", "mean", "spread", "max", "min", "slope_short", "slope_mid", "slope_all", "residual_short",
+    "acceleration", "time_to_limit_short_s", "time_to_limit_mid_s", "since_change_s", "near_ratio",
+    "set_ratio", "rise_30s",
+)  # fmt: skip
+_SECONDARY = (
+    "gpu_temp_c", "mem_temp_c", "gpu_power_w", "sm_clock_hz", "activity_ratio", "nvlink_fill_ratio",
+    "over_plateau_gib", "step_ratio", "inlet_temp_c",
+)  # fmt: skip
+_STATS = ("last", "change", "slope")
+PEERS = ("job_peers_difference", "node_peers_difference", "node_peers_near_ratio")
+FEATURES = (
+    *_PRIMARY,
+    *(f"{name}_{stat}" for name in _SECONDARY for stat in _STATS),
+    *PEERS,
+    "data_age_s",
+    "samples",
+    "job_age_s",
+)
+FEATURE_INDEX = {name: i for i, name in enumerate(FEATURES)}
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureBlock:
+    """Features of some GPUs for one class.
+
+    Attributes:
+        bottleneck_class: The class whose distance is the primary quantity.
+        gpus: Index of each row's GPU.
+        at_s: Moment of each row, seconds.
+        matrix: Shape (rows, len(FEATURES)), float32, NaN where not known.
+    """
+
+    bottleneck_class: str
+    gpus: NDArray[np.int64]
+    at_s: NDArray[np.float64]
+    matrix: Floats
+
+    def column(self, name: str) -> Floats:
+        """One feature, shape (rows,)."""
+        return self.matrix[:, FEATURE_INDEX[name]]
+
+
+def _slope(x: Floats, t: Floats, mask: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
+    """Least squares per row: slope, residual spread, number of points; NaN under 3 points."""
+    n = mask.sum(axis=1, dtype=np.float32)
+    safe = np.maximum(n, 1)
+    tz, xz = np.where(mask, t, 0), np.where(mask, x, 0)
+    t_mean, x_mean = tz.sum(axis=1) / safe, xz.sum(axis=1) / safe
+    dt = np.where(mask, t - t_mean[:, None], 0)
+    dx = np.where(mask, x - x_mean[:, None], 0)
+    sxx, sxy, syy = (dt * dt).sum(axis=1), (dt * dx).sum(axis=1), (dx * dx).sum(axis=1)
+    ok = (n >= 3) & (sxx > 0)
+    slope = np.where(ok, sxy / np.where(ok, sxx, 1), np.nan).astype(np.float32)
+    rest = np.maximum(syy - np.where(ok, slope, 0) * sxy, 0) / np.maximum(n - 2, 1)
+    return slope, np.where(ok, np.sqrt(rest), np.nan).astype(np.float32), n
+
+
+def _newest(x: Floats, mask: NDArray[np.bool_]) -> Floats:
+    """Newest masked value per row (slots run oldest to newest), NaN without one."""
+    slot = x.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1)
+    return np.where(mask.any(axis=1), x[np.arange(len(x)), slot], np.nan)
+
+
+def _oldest(x: Floats, mask: NDArray[np.bool_]) -> Floats:
+    slot = np.argmax(mask, axis=1)
+    return np.where(mask.any(axis=1), x[np.arange(len(x)), slot], np.nan)
+
+
+def time_to_limit_s(last: Floats, slope: Floats) -> Floats:
+    """Seconds until a straight trend reaches distance 0; `FAR_S` when it never does."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        seconds = np.where(slope < 0, last / -slope, FAR_S)
+    return np.clip(np.where(np.isnan(last), np.nan, seconds), 0, FAR_S).astype(np.float32)
+
+
+def window_features(
+    bottleneck_class: str, values: Floats, ages: Floats, job_age_s: NDArray[np.float64], peers: Floats
+) -> Floats:
+    """Features of gathered windows.
+
+    Args:
+        bottleneck_class: One of `features.conditions.CLASSES`.
+        values: Shape (len(QUANTITIES), rows, slots), oldest first, NaN where there is no sample.
+        ages: Seconds between each sample and the row's moment, shape (rows, slots), NaN where there is no sample.
+        job_age_s: Seconds since the job was first seen on the GPU, shape (rows,), NaN when unknown.
+        peers: Shape (rows, len(PEERS)).
+
+    Returns:
+        Shape (rows, len(FEATURES)), float32.
+    """
+    rows = ages.shape[0]
+    out = np.full((rows, len(FEATURES)), np.nan, dtype=np.float32)
+    with np.errstate(invalid="ignore"):
+        alive = (ages >= 0) & (ages <= WINDOW_S)
+        of_job = alive & ~(ages > job_age_s[:, None])  # where the job's age is unknown, all of the window counts
+    t = -ages
+    x = values[INDEX[DISTANCE[bottleneck_class]]]
+    seen = (of_job if JOB_WINDOW[bottleneck_class] else alive) & ~np.isnan(x)
+    _primary(bottleneck_class, out, x, t, seen)
+    column = len(_PRIMARY)
+    for name in _SECONDARY:
+        v = values[INDEX[name]]
+        mask = alive & ~np.isnan(v)
+        short = mask & (t >= -SHORT_S)
+        last = _newest(v, mask)
+        out[:, column] = last
+        out[:, column + 1] = last - _oldest(v, short)
+        out[:, column + 2] = _slope(v, t, short)[0]
+        column += len(_STATS)
+    out[:, column : column + len(PEERS)] = peers
+    column += len(PEERS)
+    out[:, column] = _newest(ages, alive)
+    out[:, column + 1] = alive.sum(axis=1)
+    out[:, column + 2] = np.minimum(job_age_s, FAR_S)
+    return out
+
+
+def _primary(bottleneck_class: str, out: Floats, x: Floats, t: Floats, seen: NDArray[np.bool_]) -> None:
+    n = seen.sum(axis=1, dtype=np.float32)
+    some = n > 0
+    safe = np.maximum(n, 1)
+    last = _newest(x, seen)
+    mean = np.where(seen, x, 0).sum(axis=1) / safe
+    deviation = np.where(seen, x - mean[:, None], 0)
+    spread = np.sqrt((deviation * deviation).sum(axis=1) / safe)
+    high = np.where(seen, x, -np.inf).max(axis=1, initial=-np.inf)
+    low = np.where(seen, x, np.inf).min(axis=1, initial=np.inf)
+    slope_short, residual, _ = _slope(x, t, seen & (t >= -SHORT_S))
+    slope_mid = _slope(x, t, seen & (t >= -MID_S))[0]
+    slope_all = _slope(x, t, seen)[0]
+    # How long the value has stood where it is: age of the oldest sample after the last one that differed.
+    differs = seen & (np.abs(x - last[:, None]) > TOLERANCE[bottleneck_class])
+    later = seen & ~(np.cumsum(differs[:, ::-1], axis=1)[:, ::-1] > 0)
+    since = -_oldest(t, later)
+    stats = (
+        last, mean, spread, high, low, slope_short, slope_mid, slope_all, residual, slope_short - slope_mid,
+        time_to_limit_s(last, slope_short), time_to_limit_s(last, slope_mid), since,
+        (seen & (x <= NEAR[bottleneck_class])).sum(axis=1) / safe, (seen & (x <= 0)).sum(axis=1) / safe,
+        last - _newest(x, seen & (t <= _newest(t, seen)[:, None] - 30)),
+    )  # fmt: skip
+    for i, stat in enumerate(stats):
+        out[:, i] = np.where(some, stat, np.nan)
+
+
+def peer_features(
+    bottleneck_class: str,
+    distance: Floats,
+    is_fresh: NDArray[np.bool_],
+    job: NDArray[np.int64],
+    node: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> Floats:
+    """How a GPU stands against the others of its job and of its node at one moment.
+
+    Args:
+        bottleneck_class: The class.
+        distance: Newest distance of every GPU, shape (gpus,).
+        is_fresh: Which of them are fresh enough to count, shape (gpus,).
+        job: Job codes, -1 for none, shape (gpus,).
+        node: Node codes ≥ 0, shape (gpus,).
+        rows: GPUs to give features for.
+
+    Returns:
+        Shape (len(rows), len(PEERS)); NaN where there are no peers.
+    """
+    counts = is_fresh & ~np.isnan(distance)
+    out = np.full((len(rows), len(PEERS)), np.nan, dtype=np.float32)
+    weight = counts.astype(np.float64)
+    value = np.where(counts, distance, 0).astype(np.float64)
+    near = np.where(counts, distance <= NEAR[bottleneck_class], 0).astype(np.float64)
+    own_n, own_value, own_near = weight[rows], value[rows], near[rows]
+    for column, codes in ((0, job), (1, node)):
+        shifted = codes + 1
+        of_row = shifted[rows]
+        n = np.bincount(shifted, weights=weight)[of_row] - own_n
+        total = np.bincount(shifted, weights=value)[of_row] - own_value
+        has_peers = (n >= 1) & (of_row > 0)
+        mean = np.where(has_peers, total / np.maximum(n, 1), np.nan)
+        out[:, column] = np.where(own_n > 0, distance[rows] - mean, np.nan)
+        if column == 1:
+            close = np.bincount(shifted, weights=near)[of_row] - own_near
+            out[:, 2] = np.where(has_peers, close / np.maximum(n, 1), np.nan)
+    return out
+
+
+def pace_steps(interval_s: float, slots: int = SLOTS) -> int:
+    """How many samples back the pace of the last minute is read from."""
+    return int(np.clip(round(SCREEN_PACE_S / max(interval_s, 1e-3)), 1, slots - 1))
+
+
+def screen(
+    bottleneck_class: str,
+    distance: Floats,
+    earlier: Floats,
+    elapsed_s: NDArray[np.float64],
+    over_plateau_gib: Floats,
+    step_ratio: Floats,
+) -> NDArray[np.bool_]:
+    """Which GPUs deserve a close look.
+
+    Args:
+        bottleneck_class: The class.
+        distance: Newest distance, shape (gpus,).
+        earlier: Distance about a minute before, NaN where there is none.
+        elapsed_s: Seconds between the two.
+        over_plateau_gib: Newest memory over the job's plateau, GiB.
+        step_ratio: Newest step time against the job's own.
+
+    Returns:
+        True where the GPU is near its limit or would reach it within `SCREEN_S` at its present pace.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        pace = (distance - earlier) / elapsed_s
+        near = distance <= SCREEN[bottleneck_class]
+        if bottleneck_class == "memory_exhaustion":
+            near &= over_plateau_gib >= SCREEN_GROWTH_GIB
+        soon = distance + pace * SCREEN_S <= 0
+        picked = near | soon
+        if bottleneck_class == "nvlink_saturation":
+            picked |= step_ratio >= SCREEN_STEP_RATIO
+    return picked & ~np.isnan(distance)

@@ -1,0 +1,359 @@
+"""The nowcast: newest samples and live jobs in, hints of one cluster out, every tick.
+
+Here belongs the state between ticks and what a tick does. Pure of input and output but for the publisher, the journal
+and the model registry; sources are read by `scheduler_hints/nowcast_loop.py`, which calls in here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from features.conditions import CLASSES
+from features.telemetry import RingWindow
+from features.thresholds import ThresholdBook
+from models.registry import Registry, RegistryError
+from models.trend import BottleneckForecaster, TrendForecaster
+from scheduler_hints.episodes import Episodes, Scored
+from scheduler_hints.inventory import Inventory, Places
+from scheduler_hints.journal import Journal
+from scheduler_hints.schema import Bottleneck, Snapshot
+from scheduler_hints.snapshot import Publisher, SnapshotError, read_snapshot, snapshot_path, write_atomically
+
+TASK = "bottleneck"
+MARGIN_S = 5.0  # how much later than its interval a sample may come and still be in time
+STATUS = "nowcast-status.json"
+
+
+@dataclass(frozen=True, slots=True)
+class NowcastConfig:
+    """What the nowcast goes by; times in seconds. Defaults are those of the settings."""
+
+    tick_s: float = 15.0
+    exporter_interval_s: float = 15.0
+    publish_probability: float = 0.5
+    bottleneck_ttl_ticks: float = 2.0
+    window_ttl_ticks: float = 3.0
+    consumer_period_s: float = 30.0
+    window_confidence: float = 0.9
+    window_guard_s: float = 60.0
+    plan_lease_s: float = 900.0
+    jobs_period_s: float = 15.0
+
+    @property
+    def stale_s(self) -> float:
+        """Age at which a sample stops counting: two exporter intervals and a margin."""
+        return 2 * self.exporter_interval_s + MARGIN_S
+
+
+class Nowcast:
+    """Scores every GPU of one cluster at each tick and publishes what it foresees.
+
+    Args:
+        cluster: Name of the cluster.
+        publisher: Writes its snapshots.
+        config: What it goes by.
+        registry: Where models come from; None: the built-in trend stays in charge.
+        overrides: Limits per GPU model that replace the built-in ones.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        publisher: Publisher,
+        config: NowcastConfig | None = None,
+        *,
+        registry: Registry | None = None,
+        overrides: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.publisher = publisher
+        self.config = config or NowcastConfig()
+        self.registry = registry
+        self.forecaster: BottleneckForecaster = TrendForecaster()
+        self._overrides = overrides
+        self.window = RingWindow(ThresholdBook(overrides=overrides), stale_s=self.config.stale_s)
+        self.journal = Journal(publisher.root, cluster)
+        self.episodes = Episodes(cluster, self.config.publish_probability)
+        self.inventory = Inventory()
+        self.problems: dict[str, str] = {}
+        self.timings_s: dict[str, float] = {}
+        self.ticks = 0
+        self.samples_total = 0
+        self.last_received_at: datetime | None = None
+        self._jobs: pl.DataFrame | None = None
+        self._nodes: pl.DataFrame | None = None
+        self._forecasts: Any = None
+        self._jobs_at: datetime | None = None
+        self._bottlenecks: list[Bottleneck] = []
+        self._windows: Sequence[Any] = ()
+        self._champion: str | None = None
+        self._resume()
+
+    # --- taking in ------------------------------------------------------------------------------------------
+
+    def observe(self, gpu: pl.DataFrame, node: pl.DataFrame | None = None, received_at: datetime | None = None) -> int:
+        """Take in newest samples.
+
+        Args:
+            gpu: Rows of `core_gpu_samples` columns; some quantities may be absent.
+            node: Rows of `core_node_samples` columns.
+            received_at: When they arrived.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            ValueError: A key column is absent.
+        """
+        began = time.perf_counter()
+        taken = self.window.observe(gpu, node, self.inventory.only_job)
+        if taken and received_at is not None:
+            self.last_received_at = received_at
+        self.samples_total += taken
+        self.timings_s["observe"] = time.perf_counter() - began
+        return taken
+
+    def warm(self, gpu: pl.DataFrame, node: pl.DataFrame | None = None) -> int:
+        """Fill the windows with recent history from the store or the spool, oldest first; before the first tick."""
+        return self.window.observe(gpu, node, self.inventory.only_job) if gpu.height else 0
+
+    def observe_jobs(
+        self, jobs: pl.DataFrame, nodes: pl.DataFrame, forecasts: Any = (), observed_at: datetime | None = None
+    ) -> None:
+        """Take in pending and running jobs, the inventory, and the newest job forecasts.
+
+        Args:
+            jobs: Rows of `JOB_COLUMNS`.
+            nodes: Rows of `core_nodes` columns.
+            forecasts: `JobForecast`s, handed on to the window and plan makers.
+            observed_at: When the scheduler said so; the life of windows counts from then.
+        """
+        self._jobs, self._nodes, self._forecasts = jobs, nodes, forecasts
+        self._jobs_at = observed_at or datetime.now(UTC)
+        inventory = Inventory.read(jobs, nodes)
+        if inventory.model != self.inventory.model:
+            self.window.set_book(ThresholdBook.from_nodes(nodes, overrides=self._overrides))
+        self.inventory = inventory
+
+    # --- the tick -------------------------------------------------------------------------------------------
+
+    def tick(self, now: datetime) -> dict[str, Any]:
+        """Score, publish, and say how it went.
+
+        Args:
+            now: The moment, UTC.
+
+        Returns:
+            The status that was written: timings in seconds by stage, counts, ages, problems.
+        """
+        began = time.perf_counter()
+        stages: dict[str, float] = {"observe": self.timings_s.get("observe", 0.0)}
+
+        def lap(name: str, since: float) -> float:
+            moment = time.perf_counter()
+            stages[name] = moment - since
+            return moment
+
+        now_s = now.timestamp()
+        self._reload()
+        mark = lap("reload", began)
+        fresh = self.window.is_fresh(now_s)
+        age = self.window.age_s(now_s)[fresh]
+        age_p95 = float(np.quantile(age, 0.95)) if age.size else None
+        horizon = None if age_p95 is None else max(age_p95, 0.0) + self.config.tick_s + self.config.consumer_period_s
+        scores = self._score(now_s)
+        mark = lap("score", mark)
+        self._bottlenecks = self.episodes.update(now, scores, Places(self.window, self.inventory)) if age.size else []
+        mark = lap("episodes", mark)
+        self._publish_bottlenecks(age, horizon)
+        mark = lap("publish", mark)
+        self._publish_windows(now, horizon)
+        lap("windows", mark)
+        stages["tick"] = time.perf_counter() - began
+        self.timings_s = stages
+        self.ticks += 1
+        return self._write_status(now, fresh, age, age_p95, horizon, scores)
+
+    def _score(self, now_s: float) -> list[Scored]:
+        excluded = self._excluded()
+        scores = []
+        for name in CLASSES:
+            gpus = self.window.screened(name, now_s)
+            if excluded is not None:
+                gpus = gpus[~excluded[gpus]]
+            block = self.window.features(gpus, name, now_s)
+            is_active = self.window.is_set(name)[gpus]
+            forecaster = self.forecaster
+            try:
+                probabilities = forecaster.forecast(block)
+                self.problems.pop("model", None)
+            except Exception as error:
+                self.problems["model"] = f"{forecaster.version}: {error}"
+                forecaster = TrendForecaster()
+                probabilities = forecaster.forecast(block)
+            scores.append(Scored(name, block, probabilities, is_active, forecaster.version))
+        return scores
+
+    def _excluded(self) -> np.ndarray | None:
+        if not self.inventory.excluded:
+            return None
+        codes = [i for i, name in enumerate(self.window.node_names) if name in self.inventory.excluded]
+        return np.isin(self.window.node[: self.window.count], codes)
+
+    def _publish_bottlenecks(self, age: np.ndarray, horizon_s: float | None) -> None:
+        """Publish, unless the data are so old that their hints have died: nothing may make old data live longer."""
+        if not age.size:
+            self.problems["telemetry"] = "no fresh sample"
+            return
+        newest = max(float(age.min()), 0.0)
+        late = max(0.0, newest - self.config.exporter_interval_s - MARGIN_S)
+        ttl = self.config.bottleneck_ttl_ticks * self.config.tick_s - late
+        if ttl <= 0:
+            self.problems["telemetry"] = f"newest sample is {newest:.0f} s old"
+            return
+        self.problems.pop("telemetry", None)
+        outline = "\n".join(f"{hint.id} {hint.is_active} {hint.horizon_s}" for hint in self._bottlenecks).encode()
+        self._publish(
+            "bottlenecks", self._bottlenecks, ttl, newest, {TASK: self.forecaster.version}, horizon_s, outline
+        )
+
+    def _publish_windows(self, now: datetime, horizon_s: float | None) -> None:
+        if self._jobs is None or self._nodes is None or self._jobs_at is None:
+            return
+        age = max(0.0, (now - self._jobs_at).total_seconds())
+        late = max(0.0, age - self.config.jobs_period_s - MARGIN_S)
+        ttl = self.config.window_ttl_ticks * self.config.tick_s - late
+        if ttl <= 0:
+            self.problems["jobs"] = f"newest word of the scheduler is {age:.0f} s old"
+            return
+        self.problems.pop("jobs", None)
+        try:
+            windows, plans = self._plan(now)
+        except Exception as error:
+            self.problems["windows"] = f"{type(error).__name__}: {error}"
+            return
+        self.problems.pop("windows", None)
+        versions = {"runtime": _runtime_version(self._forecasts)}
+        self._publish("backfill-windows", windows, ttl, age, versions, None, _outline(windows))
+        self._publish("reservation-plans", plans, ttl, age, {TASK: self.forecaster.version, **versions}, horizon_s, b"")
+
+    def _plan(self, now: datetime) -> tuple[Sequence[Any], Sequence[Any]]:
+        from scheduler_hints.plans import reservation_plans
+        from scheduler_hints.windows import backfill_windows
+
+        windows = backfill_windows(
+            self._jobs, self._nodes, self._forecasts, now, self.config.window_confidence,
+            guard_s=self.config.window_guard_s, cluster=self.cluster,
+        )  # fmt: skip
+        plans = reservation_plans(
+            self._bottlenecks, windows, self._jobs, self._nodes, now, self.config.plan_lease_s, cluster=self.cluster
+        )
+        return windows, plans
+
+    def _publish(
+        self,
+        kind: Any,
+        items: Sequence[Any],
+        ttl_s: float,
+        data_age_s: float,
+        versions: Mapping[str, str],
+        horizon_s: float | None,
+        outline: bytes,
+    ) -> Snapshot | None:
+        try:
+            snapshot = self.publisher.publish(
+                kind, items, ttl_s=ttl_s, data_age_s=data_age_s, model_versions=versions, actionable_horizon_s=horizon_s
+            )
+            self.journal.append(snapshot, outline)
+        except OSError as error:  # a full disk: the old snapshot stays and expires by itself
+            self.problems[kind] = f"{error.strerror or error}: {error.filename or ''}"
+            return None
+        self.problems.pop(kind, None)
+        return snapshot
+
+    # --- models, status, restart ----------------------------------------------------------------------------
+
+    def _reload(self) -> None:
+        """Take over the registry's champion when it has changed; a damaged one leaves the present forecaster alone."""
+        if self.registry is None:
+            return
+        try:
+            champion = self.registry.champion(TASK)
+            if champion == self._champion:
+                return
+            if champion is None:
+                self.forecaster = TrendForecaster()
+            else:
+                from models.bottleneck import HazardForecaster
+
+                loaded = self.registry.load(TASK, champion)
+                self.forecaster = HazardForecaster.from_files(loaded.files, version=loaded.version)
+            self._champion = champion
+            self.problems.pop("registry", None)
+        except (RegistryError, OSError, ValueError, KeyError, ImportError) as error:
+            self.problems["registry"] = str(error)
+
+    def _resume(self) -> None:
+        path = snapshot_path(self.publisher.root, self.cluster, "bottlenecks")
+        try:
+            items = read_snapshot(path).items
+            self.episodes.resume(msgspec.json.decode(item, type=Bottleneck) for item in items)
+        except (OSError, SnapshotError, msgspec.DecodeError):
+            return
+
+    def _write_status(
+        self,
+        now: datetime,
+        fresh: np.ndarray,
+        age: np.ndarray,
+        age_p95: float | None,
+        horizon: float | None,
+        scores: Sequence[Scored],
+    ) -> dict[str, Any]:
+        status = {
+            "cluster": self.cluster,
+            "last_tick": now.isoformat(),
+            "ticks": self.ticks,
+            "tick_s": self.config.tick_s,
+            "gpus": int(self.window.count),
+            "fresh_gpus": int(fresh.sum()),
+            "stale_gpus": int((~fresh).sum()),
+            "excluded_nodes": len(self.inventory.excluded),
+            "samples_total": self.samples_total,
+            "last_received_at": self.last_received_at.isoformat() if self.last_received_at else None,
+            "jobs_observed_at": self._jobs_at.isoformat() if self._jobs_at else None,
+            "sample_age_min_s": float(age.min()) if age.size else None,
+            "sample_age_p50_s": float(np.median(age)) if age.size else None,
+            "sample_age_p95_s": age_p95,
+            "actionable_horizon_s": horizon,
+            "screened": {scored.bottleneck_class: len(scored.block.gpus) for scored in scores},
+            "bottlenecks": len(self._bottlenecks),
+            "model_version": self.forecaster.version,
+            "ring_bytes": self.window.nbytes(),
+            "timings_s": {name: round(value, 6) for name, value in self.timings_s.items()},
+            "problems": dict(self.problems),
+        }
+        try:
+            write_atomically(self.publisher.root / self.cluster / STATUS, msgspec.json.encode(status))
+        except OSError as error:
+            self.problems["status"] = str(error)
+        return status
+
+
+def _outline(windows: Sequence[Any]) -> bytes:
+    return "\n".join(f"{window.id} {window.start}" for window in windows).encode()
+
+
+def _runtime_version(forecasts: Any) -> str:
+    values = forecasts.values() if isinstance(forecasts, Mapping) else forecasts or ()
+    for forecast in values:
+        return str(getattr(forecast, "model_version", "baseline"))
+    return "none"

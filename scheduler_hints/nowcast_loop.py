@@ -1,0 +1,213 @@
+"""The loop that drives a nowcast: asks the sources, ticks on a monotonic clock, never stops because of a source.
+
+Here belong scheduling and the handling of sources that fail, hang or come late; what a tick does stands in
+`scheduler_hints/nowcast.py`. Sources are injected, so that nothing here knows Prometheus or Slurm.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import polars as pl
+
+from scheduler_hints.nowcast import Nowcast
+
+log = logging.getLogger(__name__)
+
+WAIT_SHARE = 0.5  # of a tick that the loop waits for samples before it scores what it has
+LOG_EVERY_S = 60.0  # a problem that lasts is logged at most this often
+
+
+class Newest(Protocol):
+    """What a telemetry source gives: newest sample of each GPU and node."""
+
+    @property
+    def gpu(self) -> pl.DataFrame: ...
+    @property
+    def node(self) -> pl.DataFrame: ...
+
+
+class TelemetrySource(Protocol):
+    """Source of newest samples."""
+
+    name: str
+
+    def latest(self) -> Newest: ...
+
+
+class Live(Protocol):
+    """What a job source gives: pending and running jobs, and the nodes."""
+
+    @property
+    def jobs(self) -> pl.DataFrame: ...
+    @property
+    def nodes(self) -> pl.DataFrame: ...
+
+
+class JobSource(Protocol):
+    """Source of live jobs."""
+
+    name: str
+
+    def live(self) -> Live: ...
+
+
+class Poll:
+    """One question at a time to one source, in a thread of its own, so that a source that hangs delays nothing.
+
+    Args:
+        name: Name for logs and problems.
+        ask: The question.
+    """
+
+    def __init__(self, name: str, ask: Callable[[], Any]) -> None:
+        self.name = name
+        self.problem: str | None = None
+        self.failures_total = 0
+        self.seconds = 0.0
+        self._ask = ask
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"poll-{name}")
+        self._future: Future[tuple[Any, datetime, float]] | None = None
+        self._logged = -LOG_EVERY_S
+
+    def start(self) -> None:
+        """Ask, unless the last question still waits for its answer."""
+        if self._future is None:
+            self._future = self._pool.submit(self._timed)
+
+    def _timed(self) -> tuple[Any, datetime, float]:
+        began = time.perf_counter()
+        asked_at = datetime.now(UTC)  # before the answer: an age counted from here is never too young
+        return self._ask(), asked_at, time.perf_counter() - began
+
+    def take(self, wait_s: float) -> tuple[Any, datetime] | None:
+        """The answer and when it was asked for; None when there is none yet or the source failed."""
+        future = self._future
+        if future is None:
+            return None
+        try:
+            answer, asked_at, self.seconds = future.result(timeout=max(wait_s, 0))
+        except TimeoutError:
+            if not future.done():
+                self.problem = f"{self.name}: no answer yet"
+                return None
+            self._fail(TimeoutError("timed out"))
+            return None
+        except Exception as error:
+            self._fail(error)
+            return None
+        self._future, self.problem = None, None
+        return answer, asked_at
+
+    def _fail(self, error: Exception) -> None:
+        self._future = None
+        self.failures_total += 1
+        self.problem = f"{self.name}: {type(error).__name__}: {error}"
+        if time.monotonic() - self._logged >= LOG_EVERY_S:
+            self._logged = time.monotonic()
+            log.warning("source %s failed, going on without it: %s", self.name, error)
+
+    def close(self) -> None:
+        """Let the thread go; a hanging question is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def run(
+    nowcast: Nowcast,
+    telemetry_source: TelemetrySource,
+    job_source: JobSource | None,
+    tick_s: float,
+    stop_event: threading.Event,
+    *,
+    job_forecasts: Callable[[], Any] | None = None,
+    jobs_period_s: float | None = None,
+    clean: Callable[[pl.DataFrame], pl.DataFrame] | None = None,
+    on_tick: Callable[[dict[str, Any]], None] | None = None,
+    wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> None:
+    """Tick until told to stop. Ticks never overlap; one that overruns makes the loop skip those it missed.
+
+    Args:
+        nowcast: What ticks.
+        telemetry_source: Gives newest samples; asked once a tick.
+        job_source: Gives live jobs; None: there is no scheduler.
+        tick_s: Seconds between ticks, on the monotonic clock.
+        stop_event: Set it to stop after the present tick.
+        job_forecasts: Gives the newest job forecasts when jobs are taken in.
+        jobs_period_s: Seconds between questions to the job source; default: the nowcast's own setting.
+        clean: Applied to GPU samples before they are taken in, as the cleaning of ingest.
+        on_tick: Called with the status after each tick.
+        wall_clock: Gives the moment of a tick.
+    """
+    telemetry = Poll(telemetry_source.name, telemetry_source.latest)
+    jobs = Poll(job_source.name, job_source.live) if job_source is not None else None
+    period_s = nowcast.config.jobs_period_s if jobs_period_s is None else jobs_period_s
+    next_tick = time.monotonic()
+    next_jobs = next_tick
+    try:
+        while not stop_event.is_set():
+            if jobs is not None and time.monotonic() >= next_jobs:
+                jobs.start()
+                next_jobs = time.monotonic() + period_s
+            telemetry.start()
+            _take_samples(nowcast, telemetry, WAIT_SHARE * tick_s, clean)
+            if jobs is not None:
+                _take_jobs(nowcast, jobs, 0.1 * tick_s if nowcast.ticks == 0 else 0.0, job_forecasts)
+            try:
+                status = nowcast.tick(wall_clock())
+                if on_tick is not None:
+                    on_tick(status)
+            except Exception:  # the next tick may well succeed; hints expire by themselves meanwhile
+                log.exception("tick failed")
+            next_tick += tick_s
+            behind = time.monotonic() - next_tick
+            if behind > 0:
+                next_tick += tick_s * -(-behind // tick_s)
+            stop_event.wait(max(0.0, next_tick - time.monotonic()))
+    finally:
+        telemetry.close()
+        if jobs is not None:
+            jobs.close()
+
+
+def _take_samples(
+    nowcast: Nowcast, poll: Poll, wait_s: float, clean: Callable[[pl.DataFrame], pl.DataFrame] | None
+) -> None:
+    got = poll.take(wait_s)
+    _note(nowcast, "telemetry-source", poll.problem)
+    if got is None:
+        return
+    newest, asked_at = got
+    try:
+        gpu = clean(newest.gpu) if clean is not None else newest.gpu
+        nowcast.observe(gpu, newest.node, asked_at)
+    except Exception as error:
+        _note(nowcast, "telemetry-source", f"{poll.name}: {error}")
+        log.warning("samples of %s could not be taken in: %s", poll.name, error)
+
+
+def _take_jobs(nowcast: Nowcast, poll: Poll, wait_s: float, job_forecasts: Callable[[], Any] | None) -> None:
+    got = poll.take(wait_s)
+    _note(nowcast, "job-source", poll.problem)
+    if got is None:
+        return
+    live, asked_at = got
+    try:
+        forecasts = job_forecasts() if job_forecasts is not None else ()
+        nowcast.observe_jobs(live.jobs, live.nodes, forecasts, asked_at)
+    except Exception as error:
+        _note(nowcast, "job-source", f"{poll.name}: {error}")
+        log.warning("jobs of %s could not be taken in: %s", poll.name, error)
+
+
+def _note(nowcast: Nowcast, key: str, problem: str | None) -> None:
+    if problem is None:
+        nowcast.problems.pop(key, None)
+    else:
+        nowcast.problems[key] = problem
