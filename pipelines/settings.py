@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 ENV_PREFIX = "WEATHERGLASS_"
-ENV_OTHER = {"WEATHERGLASS_CONFIG", "WEATHERGLASS_TRACES"}
+ENV_OTHER = {"WEATHERGLASS_CONFIG", "WEATHERGLASS_TRACES", "WEATHERGLASS_TOKEN", "WEATHERGLASS_DAGSTER_HOME"}
 
 
 class SettingsError(Exception):
@@ -54,6 +54,7 @@ class Cluster(_Section):
     inventory: str = Field("", description="CSV with node, rack, pod, gpu_model, gpus; empty: from the scheduler.")
     tick_s: Seconds = Field(15, description="Seconds between nowcast ticks.")
     exporter_interval_s: Seconds = Field(15, description="Interval at which exporters take samples, s.")
+    jobs_period_s: Seconds = Field(30, description="Seconds between questions to the scheduler about live jobs.")
 
 
 class StoreSettings(_Section):

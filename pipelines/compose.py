@@ -1,0 +1,282 @@
+"""Puts the long-running processes together from settings: which source, registry and publisher go into which.
+
+One function a process. What a process does stands in its own module; one-shot commands: `pipelines/commands.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pipelines.settings import Settings, SettingsError
+
+log = logging.getLogger(__name__)
+
+_HISTORY_DAYS = 120.0  # how far back a forecast on request looks for a user's earlier jobs
+_HISTORY_AGE_S = 120.0
+_WARM_S = 600.0
+_REPORT_EVERY_S = 60.0
+
+
+class CommandError(Exception):
+    """A command cannot do what it was asked; the message says why and what to do."""
+
+
+def open_store(settings: Settings) -> Any:
+    """The store of the settings; it is made when it is not there.
+
+    Raises:
+        StoreError: It cannot be opened.
+    """
+    from pipelines.store import Store
+
+    store = settings.store
+    return Store.open(
+        settings.store_url,
+        settings.store_data_path,
+        memory_limit_mib=store.memory_limit_mib,
+        threads=store.threads,
+        lock_timeout_s=store.lock_timeout_s,
+    )
+
+
+def clusters_of(settings: Settings, name: str | None) -> list[str]:
+    """The named cluster, or all.
+
+    Raises:
+        SettingsError: There is none of that name, or none at all.
+    """
+    if name:
+        settings.cluster(name)
+        return [name]
+    if not settings.clusters:
+        raise SettingsError("no cluster in the settings; add a [clusters.NAME] block (see weatherglass.example.toml)")
+    return sorted(settings.clusters)
+
+
+def one_cluster(settings: Settings, name: str | None) -> str:
+    """The named cluster, or the only one.
+
+    Raises:
+        SettingsError: There is none of that name, or several to choose from.
+    """
+    names = clusters_of(settings, name)
+    if len(names) > 1:
+        raise SettingsError(f"there are several clusters; choose one with --cluster: {', '.join(names)}")
+    return names[0]
+
+
+def _stop_event() -> threading.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def run_nowcast(settings: Settings, cluster: str | None) -> None:
+    """Run the nowcast of one cluster until SIGTERM."""
+    from features.cleaning import clean_gpu_samples
+    from models.registry import Registry
+    from pipelines.sources import build_jobs, build_telemetry
+    from scheduler_hints.nowcast import Nowcast, NowcastConfig
+    from scheduler_hints.nowcast_loop import run
+    from scheduler_hints.snapshot import Publisher
+
+    name = one_cluster(settings, cluster)
+    chosen, hints = settings.clusters[name], settings.hints
+    config = NowcastConfig(
+        tick_s=chosen.tick_s,
+        exporter_interval_s=chosen.exporter_interval_s,
+        publish_probability=hints.publish_probability,
+        bottleneck_ttl_ticks=hints.bottleneck_ttl_ticks,
+        window_ttl_ticks=hints.window_ttl_ticks,
+        consumer_period_s=hints.consumer_period_s,
+        window_confidence=hints.window_confidence,
+        window_guard_s=hints.window_guard_s,
+        plan_lease_s=hints.plan_lease_s,
+        jobs_period_s=chosen.jobs_period_s,
+    )
+    telemetry = build_telemetry(name, chosen, settings.state)
+    jobs = None if chosen.jobs == "none" else build_jobs(name, chosen, settings.state)
+    nowcast = Nowcast(name, Publisher(settings.published, name), config, registry=Registry(settings.registry / name))
+    stop = _stop_event()
+
+    def clean(frame: Any) -> Any:
+        return clean_gpu_samples(frame)[0]
+
+    try:
+        now = datetime.now(UTC)
+        past = telemetry.fetch(now - timedelta(seconds=_WARM_S), now)
+        log.info("warmed with %d samples of the last %.0f s", nowcast.warm(clean(past.gpu), past.node), _WARM_S)
+    except Exception as error:  # without a past the windows fill within minutes
+        log.warning("no past to warm up with: %s", error)
+    log.info("nowcast of %s: every %g s", name, chosen.tick_s)
+    run(
+        nowcast,
+        telemetry,
+        jobs,
+        chosen.tick_s,
+        stop,
+        job_forecasts=lambda: published_forecasts(settings.published, name),
+        clean=clean,
+        on_tick=_reporter(settings, name),
+    )
+
+
+def published_forecasts(published: Path, cluster: str) -> list[Any]:
+    """Job forecasts that are published and still valid, as `JobForecast`s; an empty list when there are none."""
+    import msgspec
+
+    from scheduler_hints.schema import JobForecast
+    from scheduler_hints.snapshot import SnapshotError, expires_in_s, read_snapshot, snapshot_path
+
+    try:
+        snapshot = read_snapshot(snapshot_path(published, cluster, "jobs"))
+    except (OSError, SnapshotError):
+        return []
+    if expires_in_s(snapshot) <= 0:
+        return []
+    return [msgspec.json.decode(item, type=JobForecast) for item in snapshot.items]
+
+
+def _reporter(settings: Settings, cluster: str) -> Callable[[dict[str, Any]], None]:
+    """Tells Dagster once a minute how the nowcast does; Dagster being away is no matter."""
+    from pipelines.dagster_home import report_nowcast
+
+    due = time.monotonic() + _REPORT_EVERY_S / 2
+    busy = threading.Lock()
+
+    def send(status: dict[str, Any]) -> None:
+        try:
+            report_nowcast(settings, cluster, status)
+        finally:
+            busy.release()
+
+    def on_tick(status: dict[str, Any]) -> None:
+        nonlocal due
+        if not settings.dagster.enabled or time.monotonic() < due or not busy.acquire(blocking=False):
+            return
+        due = time.monotonic() + _REPORT_EVERY_S
+        threading.Thread(target=send, args=(status,), daemon=True).start()
+
+    return on_tick
+
+
+def run_api(settings: Settings, insecure: bool) -> None:
+    """Serve the hints API until SIGTERM.
+
+    Raises:
+        BindError: It would be open to others without tokens.
+    """
+    from scheduler_hints.api import create_app
+    from scheduler_hints.server import serve
+    from scheduler_hints.tokens import TokenStore, check_bind
+
+    api = settings.api
+    tokens = TokenStore(Path(api.tokens_file)) if api.tokens_file else None
+    check_bind(api.host, tokens, insecure or api.insecure)
+    forecaster = RuntimeForecasts(settings)
+    names = clusters_of(settings, None)
+    serve(
+        lambda: create_app(settings.published, names, tokens=tokens, forecast_runtimes=forecaster),
+        api.host,
+        api.port,
+    )
+
+
+class RuntimeForecasts:
+    """Forecasts runtimes of jobs not yet submitted, for the API: champion models on the history in the store.
+
+    The history of a cluster is read again when it is older than two minutes.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._history: dict[str, tuple[float, Any]] = {}
+
+    def __call__(self, cluster: str, jobs: Sequence[dict[str, Any]]) -> list[Any]:
+        """One `Quantiles` for each job, in order.
+
+        Raises:
+            ForecastUnavailableError: The store or the model cannot be read now.
+        """
+        import polars as pl
+
+        from features.vocabulary import JOB_COLUMNS, QUANTILE_COLUMNS, schema
+        from models.live import forecast_jobs
+        from models.registry import Registry
+        from scheduler_hints.errors import ForecastUnavailableError
+        from scheduler_hints.schema import Quantiles
+
+        now = datetime.now(UTC)
+        types = {name: schema("core_jobs")[name] for name in JOB_COLUMNS}
+        rows = [
+            {**dict.fromkeys(JOB_COLUMNS), **job, "cluster": cluster, "job_id": f"{i}", "state": "PENDING"}
+            for i, job in enumerate(jobs)
+        ]
+        frame = pl.DataFrame(rows, schema=types)
+        try:
+            history = self._past(cluster)
+            registry = Registry(self._settings.registry / cluster)
+            forecasts = forecast_jobs(registry, frame, history, now).filter(pl.col("forecast") == "runtime")
+        except Exception as error:
+            log.exception("runtime forecast failed")
+            raise ForecastUnavailableError(f"no runtime forecast now: {error}") from error
+        by_id = {row["job_id"]: row for row in forecasts.to_dicts()}
+        return [Quantiles(**{name: by_id[f"{i}"][name] for name in QUANTILE_COLUMNS}) for i in range(len(jobs))]
+
+    def _past(self, cluster: str) -> Any:
+        with self._lock:
+            read_at, history = self._history.get(cluster, (float("-inf"), None))
+            if history is None or time.monotonic() - read_at > _HISTORY_AGE_S:
+                from pipelines.job_history import read_jobs
+
+                with open_store(self._settings) as store:
+                    since = datetime.now(UTC) - timedelta(days=_HISTORY_DAYS)
+                    history = read_jobs(store, cluster, since)
+                self._history[cluster] = (time.monotonic(), history)
+            return history
+
+
+def run_dashboards(settings: Settings) -> None:
+    """Serve the dashboards until SIGTERM."""
+    from dashboards.app import create_app
+    from dashboards.server import serve
+    from scheduler_hints.client import read_json
+
+    api = settings.api
+    base = f"http://{'127.0.0.1' if api.host in {'0.0.0.0', '::'} else api.host}:{api.port}"
+    token = os.environ.get("WEATHERGLASS_TOKEN")
+    store = open_store(settings)
+
+    def hints(path: str, params: dict[str, Any]) -> dict[str, Any]:
+        return read_json(base, path, params, token=token)
+
+    app = create_app(hints, store.query, clusters=clusters_of(settings, None), refresh_s=settings.dashboards.refresh_s)
+    serve(app, settings.dashboards.host, settings.dashboards.port)
+
+
+def run_slurm_agent(settings: Settings, mode: str | None, once: bool) -> None:
+    """Follow the hints of one Slurm cluster until SIGTERM."""
+    agent = build_agent(settings, mode)
+    from scheduler_hints.slurm_agent import run
+
+    stop = _stop_event()
+    if once:
+        agent.step()
+        return
+    run(agent, settings.slurm_agent.period_s, stop)
+
+
+def build_agent(settings: Settings, mode: str | None = None) -> Any:
+    """The Slurm agent of the settings."""
+    raise NotImplementedError(settings, mode)
