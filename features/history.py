@@ -80,18 +80,14 @@ class SampleHistory:
         rank = np.arange(len(self.ts)) - self.starts[:-1][self.gpu]
         order = np.argsort(rank, kind="stable")
         bounds = np.searchsorted(rank[order], np.arange(int(rank.max(initial=-1)) + 2))
-        ranked = {name: values[order] for name, values in columns.items()}
-        gpu, ts, job, node = self.gpu[order], self.ts[order], self.job[order], self.node[order]
-        limit = {name: values[node] for name, values in limits.items()}
-        out, since = np.empty_like(self.values), np.empty_like(self.since)
         for first, last in pairwise(bounds.tolist()):
-            part = slice(first, last)
-            out[:, part], since[part] = quantities(
-                {name: values[part] for name, values in ranked.items()},
-                {name: values[part] for name, values in limit.items()},
-                state, gpu[part], ts[part], job[part],
+            rows = order[first:last]
+            node = self.node[rows]
+            self.values[:, rows], self.since[rows] = quantities(
+                {name: values[rows] for name, values in columns.items()},
+                {name: values[node] for name, values in limits.items()},
+                state, self.gpu[rows], self.ts[rows], self.job[rows],
             )  # fmt: skip
-        self.values[:, order], self.since[order] = out, since
 
     def gpu_codes(self, uuids: pl.Series) -> NDArray[np.int64]:
         """Codes of GPUs by UUID.

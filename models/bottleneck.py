@@ -1,0 +1,218 @@
+"""The learned bottleneck forecaster: per class a discrete-time hazard over (0, 30], (30, 60], (60, 90], (90, 120] s.
+
+One LightGBM per class takes the interval as an input and gives the chance that the onset comes in it, given that it has
+not come before; the product over intervals can only make P rise with the horizon. Hazards are calibrated on later time
+than the trees saw. Here belong fitting, forecasting and files; rows stand in `models/onsets.py`, baselines in
+`models/naive_onsets.py`, the decision to hand over in `models/training_hardware.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.conditions import CLASSES
+from features.windows import FEATURES, FeatureBlock
+from models.onsets import Rows
+from models.trend import HORIZONS_S, TrendForecaster
+
+FORMAT = 1
+CARD_FILE = "hazard.json"
+PARAMETERS: dict[str, Any] = {
+    "objective": "binary", "learning_rate": 0.05, "num_leaves": 15, "min_data_in_leaf": 40, "max_bin": 127,
+    "feature_fraction": 0.6, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 5.0,
+    "min_sum_hessian_in_leaf": 1e-2,
+    "verbose": -1, "deterministic": True, "force_row_wise": True,
+}  # fmt: skip
+ROUNDS = 150
+MIN_ONSET_ROWS = 60  # fewer rows ahead of an onset teach nothing
+MIN_CALIBRATION_ROWS = 30
+LOW, HIGH = 1e-5, 0.995
+_EDGE = 1e-6
+
+
+class ModelFileError(ValueError):
+    """Files of a model cannot be used; the message names the file and what is wrong."""
+
+
+def configuration() -> dict[str, Any]:
+    """What makes two fits of this forecaster refits of one another."""
+    return {"format": FORMAT, "features": list(FEATURES), "parameters": PARAMETERS, "rounds": ROUNDS}
+
+
+class HazardForecaster:
+    """P(onset within each horizon) for each class it has learned; the built-in trend for the others.
+
+    Args:
+        boosters: Class to LightGBM booster.
+        calibration: Class to (slope, intercept by interval), on the logit of the hazard.
+        version: Name in the registry.
+    """
+
+    def __init__(self, boosters: Mapping[str, Any], calibration: Mapping[str, list[float]], version: str = "") -> None:
+        self.boosters = dict(boosters)
+        self.calibration = {name: list(values) for name, values in calibration.items()}
+        self.version = version
+        self._trend = TrendForecaster()
+
+    @property
+    def classes(self) -> list[str]:
+        """Classes that were learned."""
+        return sorted(self.boosters)
+
+    @classmethod
+    def fit(
+        cls,
+        train: Mapping[str, Rows],
+        calibrate: Mapping[str, Rows],
+        *,
+        seed: int = 1,
+        threads: int = 1,
+        rounds: int = ROUNDS,
+    ) -> HazardForecaster:
+        """Learn each class that has enough onsets.
+
+        Args:
+            train: Rows by class.
+            calibrate: Rows by class, from later time.
+            seed: Seed of the trees.
+            threads: Threads of a fit.
+            rounds: Trees per class.
+        """
+        import lightgbm as lgb
+
+        boosters: dict[str, Any] = {}
+        calibration: dict[str, list[float]] = {}
+        for name, rows in train.items():
+            row, interval, came = rows.person_periods()
+            if came.sum() < MIN_ONSET_ROWS:
+                continue
+            data = lgb.Dataset(
+                _design(rows.block, row, interval), label=came, weight=rows.weight[row],
+                feature_name=[*FEATURES, "interval"], free_raw_data=True,
+            )  # fmt: skip
+            parameters = {**PARAMETERS, "seed": seed, "num_threads": threads}
+            boosters[name] = lgb.train(parameters, data, num_boost_round=rounds)
+            calibration[name] = [1.0] + [0.0] * len(HORIZONS_S)
+        model = cls(boosters, calibration)
+        for name in list(boosters):
+            if name in calibrate:
+                model._calibrate(name, calibrate[name])
+        return model
+
+    def _calibrate(self, name: str, rows: Rows) -> None:
+        row, interval, came = rows.person_periods()
+        if came.sum() < MIN_CALIBRATION_ROWS:
+            return
+        hazard = self._raw(name, rows.block)[row, interval]
+        self.calibration[name] = _logistic(_logit(hazard), interval, came, rows.weight[row])
+
+    def _raw(self, name: str, block: FeatureBlock) -> NDArray[np.float64]:
+        n, k = len(block.matrix), len(HORIZONS_S)
+        if n == 0:
+            return np.zeros((0, k))
+        row, interval = np.repeat(np.arange(n), k), np.tile(np.arange(k), n)
+        return np.asarray(self.boosters[name].predict(_design(block, row, interval), num_threads=1)).reshape(n, k)
+
+    def hazards(self, block: FeatureBlock) -> NDArray[np.float64]:
+        """Calibrated hazard of each interval, shape (rows, intervals)."""
+        slope, *intercepts = self.calibration[block.bottleneck_class]
+        z = slope * _logit(self._raw(block.bottleneck_class, block)) + np.asarray(intercepts)
+        return 1 / (1 + np.exp(-z))
+
+    def forecast(self, block: FeatureBlock) -> NDArray[np.float64]:
+        """Probabilities, shape (rows, len(HORIZONS_S)); they never fall with the horizon."""
+        if block.bottleneck_class not in self.boosters:
+            return self._trend.forecast(block)
+        survival = np.cumprod(1 - self.hazards(block), axis=1)
+        return np.clip(1 - survival, LOW, HIGH)
+
+    def without(self, names: set[str]) -> HazardForecaster:
+        """The same model with some classes given back to the trend."""
+        return HazardForecaster(
+            {name: booster for name, booster in self.boosters.items() if name not in names},
+            {name: values for name, values in self.calibration.items() if name not in names},
+            self.version,
+        )
+
+    def importance(self, name: str, top: int = 12) -> list[tuple[str, float]]:
+        """Features of a class by total gain, as shares, greatest first."""
+        booster = self.boosters[name]
+        gain = booster.feature_importance("gain")
+        order = np.argsort(gain)[::-1][:top]
+        names = booster.feature_name()
+        return [(names[i], float(gain[i] / max(gain.sum(), 1e-12))) for i in order]
+
+    # --- files ----------------------------------------------------------------------------------------------
+
+    def to_files(self) -> dict[str, bytes]:
+        """LightGBM text per class and one JSON."""
+        card = {"format": FORMAT, "features": list(FEATURES), "calibration": self.calibration}
+        files = {CARD_FILE: json.dumps(card, sort_keys=True).encode()}
+        for name, booster in self.boosters.items():
+            files[f"{name}.txt"] = booster.model_to_string().encode()
+        return files
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes], version: str = "") -> HazardForecaster:
+        """Read what `to_files` wrote.
+
+        Raises:
+            ModelFileError: A file is missing, not of this format, or made for other features.
+        """
+        import lightgbm as lgb
+
+        try:
+            card = json.loads(files[CARD_FILE])
+        except KeyError:
+            raise ModelFileError(f"{CARD_FILE} is missing; there are: {', '.join(sorted(files))}") from None
+        except ValueError:
+            raise ModelFileError(f"{CARD_FILE} is not JSON") from None
+        if card.get("format") != FORMAT or card.get("features") != list(FEATURES):
+            raise ModelFileError(f"{CARD_FILE}: made for other features or format {card.get('format')}; train again")
+        boosters = {}
+        for name in card["calibration"]:
+            if name not in CLASSES or f"{name}.txt" not in files:
+                raise ModelFileError(f"{name}.txt is missing or no class; classes: {', '.join(CLASSES)}")
+            try:
+                boosters[name] = lgb.Booster(params={"verbose": -1}, model_str=files[f"{name}.txt"].decode())
+            except lgb.basic.LightGBMError as error:
+                raise ModelFileError(f"{name}.txt: {error}") from None
+        return cls(boosters, card["calibration"], version)
+
+
+def _design(block: FeatureBlock, row: NDArray[np.int64], interval: NDArray[np.int64]) -> NDArray[np.float32]:
+    return np.concatenate((block.matrix[row], interval[:, None].astype(np.float32)), axis=1)
+
+
+def _logit(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    p = np.clip(p, _EDGE, 1 - _EDGE)
+    return np.log(p / (1 - p))
+
+
+def _logistic(
+    z: NDArray[np.float64], interval: NDArray[np.int64], came: NDArray[np.float64], weight: NDArray[np.float64]
+) -> list[float]:
+    """Weighted logistic regression of the outcome on the logit, one intercept per interval, pulled towards identity."""
+    k = len(HORIZONS_S)
+    X = np.zeros((len(z), k + 1))
+    X[:, 0] = z
+    X[np.arange(len(z)), interval + 1] = 1
+    weight = weight / weight.mean()
+    beta = np.array([1.0] + [0.0] * k)
+    prior = beta.copy()
+    pull = np.array([4.0] + [2.0] * k)
+    for _ in range(50):
+        p = 1 / (1 + np.exp(-np.clip(X @ beta, -30, 30)))
+        gradient = X.T @ (weight * (came - p)) - pull * (beta - prior)
+        hessian = (X * (weight * p * (1 - p))[:, None]).T @ X + np.diag(pull)
+        step = np.linalg.solve(hessian, gradient)
+        beta = beta + np.clip(step, -2, 2)
+        if np.abs(step).max() < 1e-8:
+            break
+    beta[0] = np.clip(beta[0], 0.3, 2.0)
+    return [float(value) for value in beta]
