@@ -1,0 +1,157 @@
+"""The store when things go wrong around it: killed writers, two at once, readers meanwhile, a full disk."""
+
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from pipelines.store import StoreFull
+from tests.store_child import ROWS, WINDOWS, next_index, open_store, run, window, write_window
+from tests.store_services import small_disk
+
+__all__ = ["small_disk"]  # a fixture
+TABLES = ("core_gpu_samples", "core_node_samples")
+
+
+def start_child(folder, cluster):
+    child = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "tests.store_child", str(folder), cluster],
+        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent,
+    )  # fmt: skip
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+def hashes(store):
+    return [store.table_hash(table) for table in TABLES]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Hashes of the tables after a run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run(folder, "a")
+    with open_store(folder) as store:
+        return hashes(store)
+
+
+def test_a_writer_killed_anywhere_loses_and_doubles_nothing(tmp_path, undisturbed):
+    chance, progress = random.Random(4), []
+    for wait_for in (1, 0, 1, 2, 0):
+        child = start_child(tmp_path, "a")
+        for _ in range(wait_for):
+            child.stdout.readline()
+        time.sleep(chance.uniform(0, 0.12))  # somewhere inside the next window
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        with open_store(tmp_path, lock_timeout_s=5) as store:  # the lock of the dead is free
+            index = next_index(store, "a")
+            rows = store.query("SELECT count(*) AS n, max(ts) AS last FROM core_gpu_samples").row(0)
+            assert rows[0] == index * ROWS
+            if index:
+                assert window(index - 1, "a")[0] <= rows[1] < window(index - 1, "a")[1]
+            progress.append(index)
+    assert progress == sorted(progress)
+    assert progress[0] in range(1, WINDOWS), "the first child was not killed in the middle"
+    run(tmp_path, "a")
+    with open_store(tmp_path) as store:
+        assert hashes(store) == undisturbed
+        store.compact(datetime.now(UTC))
+        assert hashes(store) == undisturbed
+
+
+def test_two_processes_write_at_once_while_one_reads(tmp_path, undisturbed):
+    open_store(tmp_path).close()
+    children = [start_child(tmp_path, cluster) for cluster in ("a", "a", "b")]
+    seen, reads, failures = [], threading.Event(), []
+
+    def read():
+        try:
+            with open_store(tmp_path, read_only=True) as reader:
+                while not reads.is_set():
+                    counts = reader.query("SELECT count(*) AS n FROM core_gpu_samples WHERE cluster = 'b'")["n"][0]
+                    with reader.reader() as pinned:
+                        rows = pinned.query("SELECT count(*) AS n FROM core_gpu_samples")["n"][0]
+                        nodes = pinned.query("SELECT count(DISTINCT ts) AS n FROM core_node_samples")["n"][0]
+                        same = pinned.query("SELECT count(DISTINCT ts) AS n FROM core_gpu_samples")["n"][0]
+                    seen.append((counts % ROWS, rows % ROWS, nodes - same))
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for child in children:
+            assert child.wait(60) == 0
+            assert child.stdout.read().endswith("done\n")
+            child.stdout.close()
+    finally:
+        reads.set()
+        thread.join()
+    assert not failures
+    assert len(seen) > 5
+    assert set(seen) == {(0, 0, 0)}  # whole windows only, the two tables always together
+    with open_store(tmp_path) as store:
+        assert store.query("SELECT cluster, count(*) AS n FROM core_gpu_samples GROUP BY 1 ORDER BY 1").rows() == [
+            ("a", WINDOWS * ROWS),
+            ("b", WINDOWS * ROWS),
+        ]
+        store.transact(lambda w: [w.replace_window(t, "b", *_span(), _nothing(w, t)) for t in TABLES])
+        assert hashes(store) == undisturbed
+
+
+def _span():
+    return window(0, "b")[0], window(WINDOWS, "b")[1]
+
+
+def _nothing(writer, table):
+    return writer.query(f"SELECT * FROM {table} LIMIT 0")
+
+
+def test_a_full_disk_keeps_what_was_written_and_writing_resumes(small_disk, tmp_path):
+    filler = small_disk / "filler"
+    with open_store(small_disk) as store:
+        for index in range(3):
+            write_window(store, index, "a")
+        kept = hashes(store)
+        files = parquet(small_disk)
+        room = shutil.disk_usage(small_disk).free
+        filler.write_bytes(bytes(room - 3 * 2**18))  # room to begin, not to end
+        big = noise()
+        for _ in range(2):
+            with pytest.raises(StoreFull, match=r"no space left; free some .* rows written before are intact"):
+                store.transact(lambda w: w.append("core_gpu_samples", big))
+            assert hashes(store) == kept
+        assert parquet(small_disk) == files  # nothing partial is left to fill the disk further
+        filler.unlink()
+        for index in range(2, 5):
+            write_window(store, index, "a")
+        after = hashes(store)
+    with open_store(tmp_path / "other") as other:
+        for index in range(5):
+            write_window(other, index, "a")
+        assert hashes(other) == after
+
+
+def parquet(folder):
+    return sorted(str(file) for file in folder.rglob("*.parquet"))
+
+
+def noise(rows=200_000):
+    """Rows that compress badly: several megabytes."""
+    chance = np.random.default_rng(1)
+    return pl.DataFrame({
+        "gpu_uuid": np.arange(rows).astype(str),
+        "nvlink_tx_bytes_per_s": chance.random(rows) * 4e12,
+        "sm_active_ratio": chance.random(rows),
+        "dram_active_ratio": chance.random(rows),
+    }).with_columns(ts=pl.lit(window(50, "a")[0]), cluster=pl.lit("a"), node=pl.lit("n"))  # fmt: skip
