@@ -70,6 +70,13 @@ def traces() -> Path:
 
 
 @pytest.fixture
+def pages() -> Iterator[services.Pages]:
+    """An HTTP server whose pages the test sets."""
+    with services.Pages() as server:
+        yield server
+
+
+@pytest.fixture
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., services.Prometheus]]:
     """Starts real Prometheus servers; arguments as of `services.Prometheus` without the folder."""
     services.require("prometheus", "promtool")

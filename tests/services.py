@@ -1,7 +1,7 @@
 """Real servers for tests: Prometheus, Slurm with accounting, Chromium, each under its own temporary folder.
 
 Here belongs what starts, awaits and stops a service; fixtures stand in `conftest.py`, tests elsewhere. A service
-listens on loopback alone, on a free port. Every child gets its own session and is ended by its id: TERM first, then KILL.
+listens on loopback alone, on a free port. Every child gets its own session and is ended by its id: TERM, then KILL.
 A missing program skips the test by the name of its Debian package (`require`); with CI=true it fails instead.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import getpass
+import http.server
 import json
 import os
 import secrets
@@ -17,6 +18,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -204,6 +206,75 @@ def answers(url: str) -> bool:
     except (OSError, urllib.error.URLError):
         return False
     return True
+
+
+# --- HTTP pages ----------------------------------------------------------------------------------------------------
+
+
+class Pages:
+    """A real HTTP server on loopback whose pages a test sets: exporters, service discovery, broken proxies.
+
+    `pages[path]` is the body (text, bytes or a callable that gives it), or a tuple (status, content type, body).
+    `delay_s` is waited before each answer, `cut` bytes are missing at the end of each body although its length says
+    otherwise. `requests` lists (method, path, body) of what was asked.
+    """
+
+    def __init__(self) -> None:
+        self.pages: dict[str, Any] = {}
+        self.delay_s = 0.0
+        self.cut = 0
+        self.requests: list[tuple[str, str, bytes]] = []
+        pages = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                path = self.path.split("?")[0]
+                pages.requests.append((self.command, self.path, self.rfile.read(length)))
+                time.sleep(pages.delay_s)
+                page = pages.pages.get(path, (404, "text/plain", "no such page\n"))
+                status, content_type, body = page if isinstance(page, tuple) else (200, "text/plain", page)
+                body = body() if callable(body) else body
+                body = body.encode() if isinstance(body, str) else body
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body[: len(body) - pages.cut])
+                if pages.cut:
+                    self.close_connection = True
+
+            do_POST = do_GET  # noqa: N815
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """No noise."""
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A client that went away is no error of the server."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.port: int = self._server.server_address[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.url = f"http://{self.address}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self) -> Pages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 # --- Prometheus ---------------------------------------------------------------------------------------------------

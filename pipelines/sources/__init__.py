@@ -1,0 +1,207 @@
+"""Where samples and jobs come from: the interfaces of sources, their error, and the builders by kind.
+
+Each kind stands in a module of its own. A source reads from outside and returns registry columns as received; it
+neither cleans (`features/cleaning.py`) nor stores. Kinds are imported when they are built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import polars as pl
+
+from features.vocabulary import GPU_KEYS, schema
+
+if TYPE_CHECKING:
+    from pipelines.settings import Cluster
+
+# What `check` gives for each thing looked at: its name, whether it is well, and what was seen or what to do.
+Finding = tuple[str, bool, str]
+
+
+class SourceError(Exception):
+    """A source could not be read. The message names the source, its address and what to do."""
+
+
+def gpu_frame(frame: pl.DataFrame | None = None) -> pl.DataFrame:
+    """A frame of GPU samples: keys always there, dtypes of the registry. Without an argument an empty one."""
+    types = schema("raw_gpu_samples")
+    if frame is None:
+        return pl.DataFrame(schema={name: types[name] for name in GPU_KEYS})
+    missing = [pl.lit(None, dtype=types[name]).alias(name) for name in GPU_KEYS if name not in frame.columns]
+    frame = frame.with_columns(missing)
+    return frame.select(pl.col(name).cast(types[name]) for name in types if name in frame.columns)
+
+
+def node_frame(frame: pl.DataFrame | None = None) -> pl.DataFrame:
+    """A frame of node samples, all columns of `core_node_samples`. Without an argument an empty one."""
+    types = schema("core_node_samples")
+    if frame is None:
+        return pl.DataFrame(schema=types)
+    return frame.select(
+        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in types.items()
+    )
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Samples as received.
+
+    Attributes:
+        gpu: Keys and some quantities of `raw_gpu_samples`; a GPU and time may come twice.
+        node: Columns of `core_node_samples`.
+        warnings: What was partial or odd, in words; nothing in here means that the answer is whole.
+    """
+
+    gpu: pl.DataFrame = field(default_factory=gpu_frame)
+    node: pl.DataFrame = field(default_factory=node_frame)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LiveJobs:
+    """The scheduler's state of this moment.
+
+    Attributes:
+        jobs: JOB_COLUMNS; pending and running jobs.
+        nodes: Columns of `core_nodes`.
+    """
+
+    jobs: pl.DataFrame
+    nodes: pl.DataFrame
+
+
+class TelemetrySource(Protocol):
+    """Samples of GPUs and nodes."""
+
+    name: str
+    watermark_lag_s: float  # samples of a moment may come in this much later
+
+    def fetch(self, start: datetime, end: datetime) -> Fetched:
+        """Samples with start ≤ ts < end.
+
+        Raises:
+            SourceError: The source did not answer, or not whole; nothing is returned then.
+        """
+        ...
+
+    def latest(self) -> Fetched:
+        """The newest sample of each GPU and node, `ts` being when it was taken.
+
+        Raises:
+            SourceError: As for `fetch`.
+        """
+        ...
+
+    def check(self) -> list[Finding]:
+        """What an operator should know before trusting the source; never raises."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class JobSource(Protocol):
+    """Jobs and nodes of a scheduler."""
+
+    name: str
+
+    def fetch_jobs(self, start: datetime, end: datetime) -> pl.DataFrame:
+        """JOB_COLUMNS of every job that was submitted, ran or ended in [start, end), in its newest known state.
+
+        Raises:
+            SourceError: The source did not answer.
+        """
+        ...
+
+    def live(self) -> LiveJobs:
+        """Pending and running jobs, and the nodes, as of now.
+
+        Raises:
+            SourceError: The source did not answer.
+        """
+        ...
+
+    def check(self) -> list[Finding]:
+        """What an operator should know before trusting the source; never raises."""
+        ...
+
+
+def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource:
+    """The source of samples that a cluster's settings ask for.
+
+    Args:
+        name: Name of the cluster.
+        cluster: Its settings.
+        state: State folder.
+
+    Raises:
+        SourceError: A setting that the kind needs is empty.
+    """
+    if cluster.telemetry == "prometheus":
+        from pipelines.sources.prometheus import PrometheusSource
+
+        return PrometheusSource(
+            name,
+            cluster.prometheus_url,
+            matcher=cluster.prometheus_matcher,
+            timeout_s=cluster.prometheus_timeout_s,
+            exporter_interval_s=cluster.exporter_interval_s,
+        )
+    if cluster.telemetry == "scrape":
+        from pipelines.sources.scrape import ScrapeSource
+
+        return ScrapeSource(
+            name,
+            cluster.scrape_targets,
+            state / "spool" / name,
+            timeout_s=cluster.scrape_timeout_s,
+            tick_s=cluster.tick_s,
+        )
+    from pipelines.sources.trace import TelemetryTrace
+
+    return TelemetryTrace(name, _needed(name, "telemetry_path", cluster.telemetry_path))
+
+
+def build_jobs(name: str, cluster: Cluster, state: Path) -> JobSource:  # noqa: ARG001
+    """The source of jobs and nodes that a cluster's settings ask for.
+
+    Args:
+        name: Name of the cluster.
+        cluster: Its settings.
+        state: State folder.
+
+    Raises:
+        SourceError: A setting that the kind needs is empty, or the inventory cannot be read.
+    """
+    if cluster.jobs == "slurm":
+        from pipelines.sources.slurm import SlurmSource
+
+        return SlurmSource(
+            name,
+            conf=cluster.slurm_conf,
+            folder=cluster.slurm_bin,
+            timeout_s=cluster.slurm_timeout_s,
+            inventory=cluster.inventory,
+            jobcomp=cluster.jobs_path,
+        )
+    if cluster.jobs == "sacct-file":
+        from pipelines.sources.sacct_file import SacctFile
+
+        return SacctFile(name, _needed(name, "jobs_path", cluster.jobs_path), cluster.inventory)
+    if cluster.jobs == "trace":
+        from pipelines.sources.trace import JobsTrace
+
+        return JobsTrace(name, _needed(name, "jobs_path", cluster.jobs_path), cluster.inventory)
+    from pipelines.sources.inventory import NoJobs
+
+    return NoJobs(name, cluster.inventory)
+
+
+def _needed(name: str, setting: str, value: str) -> str:
+    if not value:
+        raise SourceError(f"{name}: set clusters.{name}.{setting}; this kind of source reads that file")
+    return value

@@ -1,0 +1,248 @@
+"""Samples from Prometheus, VictoriaMetrics, Thanos or Mimir.
+
+Raw samples are asked for (`{…}[range]` on `/query`), never `query_range`: its look-back repeats the last value of a
+series that is dead. What is asked and how a window is cut stands here; the wire stands in `promql.py`, the table of
+names in `features/metrics.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import numpy as np
+import polars as pl
+
+from features import metrics
+from pipelines.sources import Fetched, Finding, SourceError, gpu_frame, node_frame
+from pipelines.sources.promql import Matrix, PromQL, TooManySamplesError, parse_labels
+from pipelines.sources.wide import UP, Index, Samples, to_frames
+
+# One answer holds about this many samples: 100 bytes each while they are decoded.
+_SAMPLES_PER_QUERY = 2_500_000
+_FIRST_RANGE_MS = 30_000
+# Prometheus 2 closes a range on both sides, Prometheus 3 leaves its left side open: ask for more, cut afterwards.
+_MARGIN_MS = 1_000
+_MAX_SKEW_S = 5.0
+
+
+class PrometheusSource:
+    """Samples of one cluster from a Prometheus.
+
+    Args:
+        name: Name of the cluster.
+        url: Base URL of the server.
+        matcher: Label matchers added to every query, as `cluster="a"`.
+        timeout_s: Time-out of one query, s.
+        exporter_interval_s: Interval at which exporters take samples, s; `latest` looks back two of them.
+    """
+
+    def __init__(
+        self, name: str, url: str, *, matcher: str = "", timeout_s: float = 30, exporter_interval_s: float = 15
+    ) -> None:
+        self.name = name
+        self.watermark_lag_s = exporter_interval_s
+        self._interval_s = exporter_interval_s
+        self._api = PromQL(name, url, timeout_s)
+        names = "|".join((*metrics.GPU_NAMES, *metrics.NODE_NAMES, UP))
+        self._selector = f'{{__name__=~"{names}"{"," if matcher else ""}{matcher}}}'
+        self._index = Index()
+        self._scrape_jobs: set[str] = set()
+        self._nodes: dict[tuple[str, str], str] = {}
+        self._range_ms: float = _FIRST_RANGE_MS
+        self._lock = threading.Lock()  # the session and the caches serve one read at a time
+
+    def fetch(self, start: datetime, end: datetime) -> Fetched:
+        """Samples with start ≤ ts < end, as received; several queries when there are many.
+
+        Raises:
+            SourceError: Some part did not come; nothing is returned then.
+        """
+        first, last = _milliseconds(start), _milliseconds(end)
+        parts: list[tuple[pl.DataFrame, pl.DataFrame]] = []
+        with self._lock:
+            self._api.take_warnings()
+            at = first
+            while at < last:
+                until = min(last, at + max(1, round(self._range_ms)))
+                try:
+                    matrix = self._api.matrix(f"{self._selector}[{until - at + _MARGIN_MS}ms]", until)
+                except TooManySamplesError:
+                    if until - at <= self._interval_s * 1000:
+                        raise
+                    self._range_ms = (until - at) / 2
+                    continue
+                samples = _within(self._resolve(matrix), at, until)
+                gpu, node, _, _ = to_frames(samples, self._index, self.name)
+                parts.append((gpu, node))
+                self._adapt(len(matrix.ts_ms), until - at)
+                at = until
+            warnings = self._api.take_warnings()
+        gpus = [gpu for gpu, _ in parts if len(gpu)]
+        nodes = [node for _, node in parts if len(node)]
+        return Fetched(
+            gpu_frame(pl.concat(gpus, how="diagonal")) if gpus else gpu_frame(),
+            pl.concat(nodes) if nodes else node_frame(),
+            warnings,
+        )
+
+    def latest(self) -> Fetched:
+        """The newest sample of each GPU and node within two exporter intervals of the server's now.
+
+        A GPU whose series ended is not repeated. Quantities of a GPU that come from several scrape jobs stand in one
+        row, with the newest of their times.
+
+        Raises:
+            SourceError: No whole answer came.
+        """
+        with self._lock:
+            self._api.take_warnings()
+            span_ms = round(2000 * self._interval_s) + _MARGIN_MS
+            samples = self._resolve(self._api.matrix(f"{self._selector}[{span_ms}ms]"))
+            gpu, node, gpu_group, node_group = to_frames(samples, self._index, self.name)
+            warnings = self._api.take_warnings()
+        return Fetched(
+            gpu_frame(_newest(gpu, gpu_group, ["cluster", "node", "gpu_uuid"])),
+            node_frame(_newest(node, node_group, ["cluster", "node"])),
+            warnings,
+        )
+
+    def _adapt(self, samples: int, span_ms: int) -> None:
+        rate = max(samples, 1) / max(span_ms + _MARGIN_MS, 1)
+        # At most fourfold a step: a window may begin before the cluster did.
+        self._range_ms = min(_SAMPLES_PER_QUERY / rate, 4 * max(self._range_ms, span_ms))
+
+    def _resolve(self, matrix: Matrix) -> Samples:
+        series = len(matrix.labels)
+        name, entity = np.zeros(series, np.int64), np.zeros(series, np.int64)
+        kept = np.zeros(series, bool)
+        ups: list[tuple[int, dict[str, str]]] = []
+        self._index.prune(series)
+        for i, raw in enumerate(matrix.labels):
+            try:
+                ids = self._index.get(raw)
+            except KeyError:
+                labels = parse_labels(raw)
+                if labels.get("__name__") == UP:
+                    ups.append((i, labels))
+                    continue
+                ids = self._learn(raw, labels)
+            if ids is not None:
+                name[i], entity[i] = ids
+                kept[i] = True
+        for i, labels in ups:
+            job = labels.get("job", "")
+            # Only targets that are known to bring GPUs: what else the server scrapes is not of this cluster's nodes.
+            if job in self._scrape_jobs:
+                node = self._nodes.get((job, labels.get("instance", "")), "")
+                ids = self._index.add(("up", matrix.labels[i]), UP, labels, node, job)
+                if ids is not None:
+                    name[i], entity[i] = ids
+                    kept[i] = True
+        each = np.repeat(kept, matrix.counts)
+        return Samples(name[kept], entity[kept], matrix.counts[kept], matrix.ts_ms[each], matrix.values[each])
+
+    def _learn(self, raw: bytes, labels: dict[str, str]) -> tuple[int, int] | None:
+        job = labels.get("job", "")
+        ids = self._index.add(raw, labels.get("__name__", ""), labels, group=job)
+        if ids is not None:
+            entity = self._index.entities[ids[1]]
+            if entity.gpu_uuid:
+                self._scrape_jobs.add(job)
+                self._nodes[job, labels.get("instance", "")] = entity.node
+        return ids
+
+    def check(self) -> list[Finding]:
+        """Reachable, clocks, metrics found, age of the newest sample."""
+        try:
+            asked = datetime.now(UTC).timestamp()
+            server = self._api.vector("time()")[0][1]
+            answered = datetime.now(UTC).timestamp()
+            counts = {
+                labels.get("__name__", ""): int(value)
+                for labels, value in self._api.vector(f"count by (__name__) ({self._selector})")
+            }
+            # One name at a time: `timestamp` drops the name, and series must stay distinct.
+            most = max(counts, key=lambda name: counts[name], default=UP)
+            matcher = self._selector.partition(",")[2]
+            newest = self._api.vector(f'max(timestamp({{__name__="{most}",{matcher or "}"}))')
+        except SourceError as error:
+            return [("reachable", False, str(error))]
+        findings: list[Finding] = [("reachable", True, f"{self._api.url} answers")]
+        skew = max(asked - server, server - answered, 0.0)
+        findings.append(
+            ("clock", skew <= _MAX_SKEW_S, f"server and this host differ by {skew:.1f} s"
+             + ("" if skew <= _MAX_SKEW_S else ": run NTP on both, sample ages are wrong by as much"))
+        )  # fmt: skip
+        findings += _metrics_findings(counts)
+        if newest:
+            age = server - newest[0][1]
+            limit = 3 * self._interval_s
+            hint = (
+                "" if age <= limit else f": over {limit:g} s; are the exporters scraped, is exporter_interval_s right?"
+            )
+            findings.append(("fresh", age <= limit, f"newest sample is {age:.0f} s old{hint}"))
+        findings += [("warning", False, text) for text in self._api.take_warnings()]
+        return findings
+
+    def close(self) -> None:
+        self._api.close()
+
+
+def _metrics_findings(counts: dict[str, int]) -> Iterable[Finding]:
+    gpu = {name: count for name, count in counts.items() if name in metrics.GPU_NAMES}
+    if not gpu:
+        yield (
+            "metrics",
+            False,
+            "no GPU metric: is an exporter (dcgm-exporter, …) scraped? is prometheus_matcher right?",
+        )
+        return
+    columns = {row.column for name in gpu for row in metrics.BY_NAME[name]}
+    yield ("metrics", True, f"{len(gpu)} GPU metrics, {max(gpu.values())} GPUs")
+    yield from metric_gaps(columns)
+
+
+# What a class of bottleneck cannot be foreseen without.
+_WANTED = {
+    "thermal_throttle": ("gpu_temp_c", "is_thermal_slowdown"),
+    "nvlink_saturation": ("nvlink_tx_bytes_per_s",),
+    "memory_exhaustion": ("fb_used_bytes",),
+}
+
+
+def metric_gaps(columns: set[str]) -> Iterable[Finding]:
+    """For each bottleneck class whether its quantities are there, and which metrics would bring them."""
+    for name, wanted in _WANTED.items():
+        lacking = [column for column in wanted if column not in columns]
+        sources = {c: next(m.name for m in metrics.METRICS if m.column == c) for c in lacking}
+        text = "; ".join(f"{c} is missing: enable {source} in the exporter" for c, source in sources.items())
+        yield (name, not lacking, text or "its quantities are there")
+
+
+def _within(samples: Samples, first: int, last: int) -> Samples:
+    inside = (samples.ts_ms >= first) & (samples.ts_ms < last)
+    if inside.all():
+        return samples
+    owner = np.repeat(np.arange(len(samples.counts)), samples.counts)
+    counts = np.bincount(owner[inside], minlength=len(samples.counts))
+    return Samples(samples.name, samples.entity, counts, samples.ts_ms[inside], samples.values[inside])
+
+
+def _newest(frame: pl.DataFrame, group: pl.Series, key: list[str]) -> pl.DataFrame:
+    """The newest row of each key and scrape job, rows of several scrape jobs laid over each other."""
+    if frame.is_empty():
+        return frame
+    rows = frame.with_columns(group.alias("_group"))
+    rows = rows.filter(pl.col("ts") == pl.col("ts").max().over([*key, "_group"])).sort("ts")
+    if not rows.select(pl.struct(key).is_duplicated().any()).item():
+        return rows.drop("_group")
+    return rows.group_by(key, maintain_order=True).agg(
+        pl.col("ts").max(), pl.exclude([*key, "ts", "_group"]).drop_nulls().last()
+    )
+
+
+def _milliseconds(moment: datetime) -> int:
+    """Least whole millisecond that is not before the moment."""
+    return -(-round(moment.timestamp() * 1_000_000) // 1000)
