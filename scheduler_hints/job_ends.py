@@ -6,12 +6,14 @@ for the nodes (`windows.py`), and no forecasting (`models/`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 import numpy as np
 import polars as pl
 
-from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
+from features.vocabulary import QUANTILE_COLUMNS, QUANTILES, conform, schema
+from scheduler_hints.schema import JobForecast
 
 # Runtime as a share of the time limit at the 5, 10, 25, 50, 75, 80, 90 and 95 % quantile: the median of three public
 # traces with limits (cedar-2021, kth-sp2-1996, llnl-atlas-2006; 184,854 jobs). It stands in for a missing forecast.
@@ -83,6 +85,25 @@ class JobEnds:
         for row in np.flatnonzero(~self._overdue):  # interp a row is 4 times as fast as gathering over all of them
             ends[row] = np.interp(wanted[row], LEVELS, self.knots[row])
         return np.maximum(ends, 0.0)
+
+
+def forecast_rows(forecasts: pl.DataFrame | Iterable[JobForecast]) -> pl.DataFrame:
+    """Job forecasts as rows of out_job_forecasts, from such rows or from published `JobForecast`s.
+
+    A published forecast has no `valid_until` of its own: whoever read the snapshot has seen to that.
+    """
+    if isinstance(forecasts, pl.DataFrame):
+        return forecasts
+    types = schema("out_job_forecasts")
+    rows = [
+        (item.cluster, item.job_id, kind, item.generated_at, *(getattr(found, name) for name in QUANTILE_COLUMNS))
+        for item in forecasts
+        for kind in ("runtime", "remaining", "wait")
+        if (found := getattr(item, kind)) is not None
+    ]
+    names = ("cluster", "job_id", "forecast", "generated_at", *QUANTILE_COLUMNS)
+    frame = pl.DataFrame(rows, schema={name: types[name] for name in names}, orient="row")
+    return conform(frame, "out_job_forecasts")
 
 
 def job_ends(running: pl.DataFrame, forecasts: pl.DataFrame, now: datetime) -> JobEnds:

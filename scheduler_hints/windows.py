@@ -22,9 +22,9 @@ import polars as pl
 
 from features.vocabulary import JOB_COLUMNS, QUANTILE_COLUMNS
 from scheduler_hints.claims import NEVER_S, Claim, Crowd, claims, waiting_jobs
-from scheduler_hints.job_ends import JobEnds, job_ends
+from scheduler_hints.job_ends import JobEnds, forecast_rows, job_ends
 from scheduler_hints.node_state import node_condition
-from scheduler_hints.schema import Scope, Window
+from scheduler_hints.schema import JobForecast, Scope, Window
 
 SAMPLES = 512
 _NODE_COLUMNS = ("cluster", "node", "rack", "pod", "gpus", "state")
@@ -39,11 +39,12 @@ class WindowError(ValueError):
 def backfill_windows(
     jobs: pl.DataFrame,
     nodes: pl.DataFrame,
-    forecasts: pl.DataFrame,
+    forecasts: pl.DataFrame | Iterable[JobForecast],
     now: datetime,
-    *,
     confidence: float,
     guard_s: float,
+    *,
+    cluster: str | None = None,
     max_windows: int = 500,
     max_fits: int = 50,
     horizon_s: float = 86_400,
@@ -57,10 +58,12 @@ def backfill_windows(
     Args:
         jobs: JOB_COLUMNS; rows RUNNING and PENDING are read. A running job without `node_list` frees nothing.
         nodes: Rows of core_nodes.
-        forecasts: Rows of out_job_forecasts; a job without one is bounded by its time limit (`job_ends`).
+        forecasts: Rows of out_job_forecasts, or published forecasts; a job without one is bounded by its time limit
+            (`job_ends`).
         now: The moment, UTC.
         confidence: Least probability of the promise, 0–1.
         guard_s: Kept free at the end when a job is fitted; shorter windows are not given out, s.
+        cluster: The cluster; default: that of the rows.
         max_windows: At most so many: those free now first, then by start.
         max_fits: At most so many fitting jobs for each window, in order of the queue.
         horizon_s: Windows start within this time, s.
@@ -71,10 +74,10 @@ def backfill_windows(
     Raises:
         WindowError: A column is missing, rows are of several clusters, or a number is out of range.
     """
-    _check(jobs, nodes, forecasts, now, confidence, guard_s)
+    forecasts = forecast_rows(forecasts)
+    name = _check(jobs, nodes, forecasts, now, confidence, guard_s, cluster)
     if nodes.is_empty():
         return []
-    cluster = nodes["cluster"][0]
     places = _places(nodes)
     running = jobs.filter(pl.col("state") == "RUNNING").unique("job_id", keep="last", maintain_order=True)
     ends = job_ends(running, forecasts, now)
@@ -99,7 +102,7 @@ def backfill_windows(
     fits = _fits(queue, places, cuts, guard_s, max_fits)
     facts = {row["node"]: row for row in places.iter_rows(named=True)}
     return [
-        _window(cut, fitting, cluster, now, confidence, [facts[name] for name in cut.nodes])
+        _window(cut, fitting, name, now, confidence, [facts[name] for name in cut.nodes])
         for cut, fitting in zip(cuts, fits, strict=True)
     ]
 
@@ -123,8 +126,14 @@ class _Cut:
 
 
 def _check(
-    jobs: pl.DataFrame, nodes: pl.DataFrame, forecasts: pl.DataFrame, now: datetime, confidence: float, guard_s: float
-) -> None:
+    jobs: pl.DataFrame,
+    nodes: pl.DataFrame,
+    forecasts: pl.DataFrame,
+    now: datetime,
+    confidence: float,
+    guard_s: float,
+    cluster: str | None,
+) -> str:
     for what, frame, columns in (
         ("jobs", jobs, JOB_COLUMNS),
         ("nodes", nodes, _NODE_COLUMNS),
@@ -133,7 +142,9 @@ def _check(
         missing = [name for name in columns if name not in frame.columns]
         if missing:
             raise WindowError(f"{what} lacks columns {', '.join(missing)}; it has {', '.join(frame.columns)}")
-    names = sorted({str(name) for frame in (jobs, nodes) for name in frame["cluster"].unique()})
+    names = sorted(
+        {str(name) for frame in (jobs, nodes) for name in frame["cluster"].unique()} | {cluster or ""} - {""}
+    )
     if len(names) > 1:
         raise WindowError(f"windows are made for one cluster at a time; the rows are of {', '.join(names)}")
     if now.tzinfo is None:
@@ -142,6 +153,7 @@ def _check(
         raise WindowError(f"confidence = {confidence}: a probability from 0 to 1 is needed")
     if not guard_s >= 0:
         raise WindowError(f"guard_s = {guard_s}: 0 or more seconds are needed")
+    return names[0] if names else ""
 
 
 def _places(nodes: pl.DataFrame) -> pl.DataFrame:
