@@ -122,7 +122,7 @@ def test_spares_are_healthy_and_of_one_pod_the_pod_of_the_trouble_first():
 def test_a_hold_delays_no_other_job():
     nodes = node_frame(["alloc", "idle", "idle", "drain"])
     # Job 9 claims both idle nodes in 10 minutes, before the hold would end.
-    big = pending("9", 2, eligible_time=after(600), reason="BeginTime")
+    big = pending("9", 2, eligible_time=after(600), reason="BeginTime", gpus=2)
     assert plans([hint("n1")], nodes, job_frame(big, pending("7", 1, user="ada"))) == []
     # Nodes that wait for this very job may be held for it.
     (plan,) = plans([hint("n1")], nodes, job_frame(SOON | {"nodes": 2, "gpus": 16}))
