@@ -174,7 +174,9 @@ def test_pending_start_is_a_plan_and_running_end_a_limit() -> None:
     assert row["start_time"] is None
     assert row["planned_start_time"] == datetime(2026, 11, 1, 13, tzinfo=UTC)
     assert (row["reason"], row["node_list"]) == ("Resources", None)
-    assert one(State="PENDING", PlannedStart="1793538000")["planned_start_time"] == datetime(2026, 11, 1, 13, tzinfo=UTC)
+    assert one(State="PENDING", PlannedStart="1793538000")["planned_start_time"] == datetime(
+        2026, 11, 1, 13, tzinfo=UTC
+    )
     row = one(State="RUNNING", Start="1793534401", End="1793538000", Reason="None", NodeList="n[1-2]")
     assert (row["end_time"], row["reason"], row["node_list"]) == (None, None, "n1,n2")
 

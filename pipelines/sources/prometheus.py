@@ -7,6 +7,7 @@ names in `features/metrics.py`.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -51,6 +52,7 @@ class PrometheusSource:
         self._scrape_jobs: set[str] = set()
         self._nodes: dict[tuple[str, str], str] = {}
         self._range_ms: float = _FIRST_RANGE_MS
+        self._ceiling_ms = math.inf
         self._lock = threading.Lock()  # the session and the caches serve one read at a time
 
     def fetch(self, start: datetime, end: datetime) -> Fetched:
@@ -71,7 +73,7 @@ class PrometheusSource:
                 except TooManySamplesError:
                     if until - at <= self._interval_s * 1000:
                         raise
-                    self._range_ms = (until - at) / 2
+                    self._range_ms = self._ceiling_ms = (until - at) / 2
                     continue
                 samples = _within(self._resolve(matrix), at, until)
                 gpu, node, _, _ = to_frames(samples, self._index, self.name)
@@ -110,8 +112,10 @@ class PrometheusSource:
 
     def _adapt(self, samples: int, span_ms: int) -> None:
         rate = max(samples, 1) / max(span_ms + _MARGIN_MS, 1)
-        # At most fourfold a step: a window may begin before the cluster did.
-        self._range_ms = min(_SAMPLES_PER_QUERY / rate, 4 * max(self._range_ms, span_ms))
+        # At most fourfold a step: a window may begin before the cluster did. What the server refused is come back to
+        # slowly.
+        self._ceiling_ms *= 1.02
+        self._range_ms = min(_SAMPLES_PER_QUERY / rate, 4 * max(self._range_ms, span_ms), self._ceiling_ms)
 
     def _resolve(self, matrix: Matrix) -> Samples:
         series = len(matrix.labels)
@@ -157,7 +161,7 @@ class PrometheusSource:
         """Reachable, clocks, metrics found, age of the newest sample."""
         try:
             asked = datetime.now(UTC).timestamp()
-            server = self._api.vector("time()")[0][1]
+            server = self._api.scalar("time()")
             answered = datetime.now(UTC).timestamp()
             counts = {
                 labels.get("__name__", ""): int(value)

@@ -12,6 +12,7 @@ import io
 import json
 import time
 from collections.abc import Mapping
+from http.client import RemoteDisconnected
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
@@ -135,10 +136,16 @@ class _Session(requests.Session):
         kwargs["timeout"] = (_CONNECT_TIMEOUT_S, self.timeout_s)
         deadline = time.monotonic() + self.timeout_s
         form = {"timeout": f"{self.timeout_s:g}s", **(params or {})}
+        kwargs |= {"data": form, "stream": True, "allow_redirects": False}
         try:
-            with super().request(method, url, data=form, stream=True, allow_redirects=False, **kwargs) as response:
-                body = self._read(response, deadline)
-                return self._answer(response, body)
+            try:
+                response = super().request(method, url, **kwargs)
+            except requests.ConnectionError as error:
+                if not _was_idle(error):
+                    raise
+                response = super().request(method, url, **kwargs)
+            with response:
+                return self._answer(response, self._read(response, deadline))
         except (requests.RequestException, TransportError, OSError) as error:
             raise SourceError(self._explain(error)) from error
 
@@ -199,6 +206,16 @@ class _Session(requests.Session):
         return f"{where} cannot be reached: {_root(error)}: is it running, and is prometheus_url right?"
 
 
+def _was_idle(error: BaseException) -> bool:
+    """The server had closed a kept connection, as it does with idle ones, just when it was used again."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, (RemoteDisconnected, ConnectionResetError, BrokenPipeError)):
+            return True
+        inner = inner.__cause__ or inner.__context__
+    return False
+
+
 def _root(error: BaseException) -> str:
     inner: BaseException | None = error
     while inner is not None:
@@ -231,9 +248,11 @@ class PromQL:
     def __init__(self, source: str, url: str, timeout_s: float) -> None:
         self.url = url.rstrip("/")
         self._session = _Session(source, self.url, timeout_s)
+        # A query that timed out is not asked again at once: the server may be at its limit.
         retry = Retry(
-            total=2, backoff_factor=0.2, allowed_methods=None, status_forcelist=(502, 503, 504), raise_on_status=False
-        )
+            connect=1, read=False, status=2, other=0, backoff_factor=0.2, allowed_methods=None,
+            status_forcelist=(502, 503, 504), raise_on_status=False,
+        )  # fmt: skip
         self._client = PrometheusConnect(self.url, method="POST", session=self._session, retry=retry)
 
     def matrix(self, query: str, at_ms: int | None = None) -> Matrix:
@@ -249,7 +268,9 @@ class PromQL:
         result = self._client.custom_query(query, {} if at_ms is None else {"time": f"{at_ms / 1000:.3f}"})
         if isinstance(result, Matrix):
             return result
-        raise SourceError(f"{self._session.source}: {query!r} gave no matrix")
+        raise SourceError(
+            f"{self._session.source}: Prometheus at {self._session.shown_url} gave no matrix to {query!r}"
+        )
 
     def vector(self, query: str) -> list[tuple[Mapping[str, str], float]]:
         """Labels and value of each series of an instant query at the server's now; a scalar has no labels.
@@ -264,6 +285,19 @@ class PromQL:
             return [(row["metric"], float(row["value"][1])) for row in result]
         except (TypeError, KeyError, ValueError, IndexError) as error:
             raise SourceError(f"{self._session.source}: {query!r} gave no vector: {error!r}") from error
+
+    def scalar(self, query: str) -> float:
+        """Value of a scalar query.
+
+        Raises:
+            SourceError: No whole answer came.
+        """
+        rows = self.vector(query)
+        if len(rows) != 1:
+            raise SourceError(
+                f"{self._session.source}: Prometheus at {self._session.shown_url} gave no scalar to {query!r}"
+            )
+        return rows[0][1]
 
     def take_warnings(self) -> list[str]:
         """Warnings of the server since the last call, each once."""
