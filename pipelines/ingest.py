@@ -1,0 +1,227 @@
+"""Ingest of samples: which windows are due, and what one window writes, all of it in one transaction.
+
+The high-water mark of a cluster moves with the rows, so that a crash, a kill or an outage of the source costs nothing
+but time: the next run starts from the mark. Each window is read a little earlier than it begins, for samples that came
+late. Jobs and nodes: `pipelines/job_history.py`; what is derived from samples: `pipelines/derive.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import polars as pl
+
+from features.cleaning import clean_gpu_samples, clean_node_samples
+from pipelines.job_history import attribute_whole_nodes, running_jobs
+from pipelines.settings import IngestSettings
+from pipelines.sources import Fetched, SourceError, TelemetrySource
+from pipelines.spans import DERIVED_MARKS, TELEMETRY_MARK, due_windows
+from pipelines.store import Store, Writer
+
+log = logging.getLogger(__name__)
+
+_QUALITY = {
+    "window_start": pl.Datetime("us", "UTC"), "window_end": pl.Datetime("us", "UTC"), "cluster": pl.String,
+    "source": pl.String, "table_name": pl.String, "column_name": pl.String, "reason": pl.String, "count": pl.Int64,
+    "example": pl.String,
+}  # fmt: skip
+
+
+@dataclass
+class Ingested:
+    """What one run of ingest did for one cluster.
+
+    Attributes:
+        windows: Windows that were committed.
+        raw_rows: Rows of raw samples written.
+        core_rows: Rows of cleaned samples written.
+        node_rows: Rows of node samples written.
+        findings: Values that were impossible, by reason.
+        warnings: What sources said of partial answers.
+        mark: Everything before this is in the store; None: nothing has been read yet.
+        lag_s: Present time minus mark, seconds.
+        error: Why it stopped before the newest window; None: it did not.
+    """
+
+    cluster: str
+    windows: int = 0
+    raw_rows: int = 0
+    core_rows: int = 0
+    node_rows: int = 0
+    findings: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    mark: datetime | None = None
+    lag_s: float | None = None
+    error: str | None = None
+
+
+def ingest_telemetry(
+    store: Store,
+    source: TelemetrySource,
+    cluster: str,
+    settings: IngestSettings,
+    now: datetime,
+    *,
+    since: datetime | None = None,
+) -> Ingested:
+    """Read all windows that are due for one cluster.
+
+    Args:
+        store: The store.
+        source: Where samples come from.
+        cluster: Name of the cluster.
+        settings: How windows are cut.
+        now: Present time, UTC.
+        since: Read again from here on, whatever was read before.
+
+    Returns:
+        What was done. An outage of the source is not raised: it stands in `error`, and the mark stays.
+
+    Raises:
+        StoreError: The store cannot be written.
+    """
+    report = Ingested(cluster)
+    mark = store.mark(cluster, TELEMETRY_MARK)
+    start, windows = due_windows(since if since is not None else mark, now, settings, source.watermark_lag_s)
+    if mark is None and not windows:
+        store.transact(lambda w: w.set_mark(cluster, TELEMETRY_MARK, start))
+    while windows:  # with `since`, more than one run's worth may be due
+        for begin, end in windows:
+            if not _ingest_window(store, source, cluster, settings, begin, end, now, mark, report):
+                windows = []
+                break
+        else:
+            done = windows[-1][1]
+            windows = due_windows(done, now, settings, source.watermark_lag_s)[1] if since is not None else []
+    report.mark = store.mark(cluster, TELEMETRY_MARK)
+    report.lag_s = (now - report.mark).total_seconds() if report.mark else None
+    return report
+
+
+def _ingest_window(
+    store: Store,
+    source: TelemetrySource,
+    cluster: str,
+    settings: IngestSettings,
+    begin: datetime,
+    end: datetime,
+    now: datetime,
+    mark: datetime | None,
+    report: Ingested,
+) -> bool:
+    overlap = timedelta(seconds=settings.overlap_s)
+    try:
+        fetched = source.fetch(begin - overlap, end)
+    except SourceError as error:
+        report.error = str(error)
+        log.warning("%s: %s: nothing is lost, the mark stays at %s", cluster, error, mark)
+        return False
+    window = Window(cluster, begin - overlap, begin, end, fetched, now)
+    again = mark is not None and end <= mark
+    counts = store.transact(
+        lambda w: write_window(w, window, TELEMETRY_MARK, mark=None if again else end), purpose="ingest"
+    )
+    report.windows += 1
+    report.raw_rows += counts["raw"]
+    report.core_rows += counts["core"]
+    report.node_rows += counts["node"]
+    for reason, count in counts["findings"].items():
+        report.findings[reason] = report.findings.get(reason, 0) + count
+    report.warnings += [text for text in fetched.warnings if text not in report.warnings]
+    return True
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window as fetched: [begin, end), read from `read_from` on."""
+
+    cluster: str
+    read_from: datetime
+    begin: datetime
+    end: datetime
+    fetched: Fetched
+    now: datetime
+
+
+def write_window(writer: Writer, window: Window, source: str, *, mark: datetime | None) -> dict:
+    """Write one window: raw and core samples, node samples, findings, and the mark. Again gives the same rows.
+
+    Inside [begin, end) rows are replaced, unless the source has forgotten some since they were read: then rows are only
+    added, as they are in the overlap before it. Nothing that was once read is lost that way.
+
+    Args:
+        writer: The open transaction.
+        window: What was fetched.
+        source: Name under which findings and the mark are kept.
+        mark: New high-water mark; None: it stays, and what is derived is derived again from `begin`.
+
+    Returns:
+        `raw`, `core`, `node`: rows written; `findings`: reason → count.
+    """
+    cluster, jobs = window.cluster, running_jobs(writer, window.cluster, window.read_from, window.end)
+    raw = _of_cluster(window.fetched.gpu, cluster)
+    nodes = _of_cluster(window.fetched.node, cluster)
+    counts, findings = {"raw": 0, "core": 0, "node": 0}, []
+    for begin, end, is_overlap in ((window.read_from, window.begin, True), (window.begin, window.end, False)):
+        part, node_part = _between(raw, begin, end), _between(nodes, begin, end)
+        core, wrong = clean_gpu_samples(part, window.now)
+        core = attribute_whole_nodes(core, jobs)
+        node, node_wrong = clean_node_samples(node_part, window.now)
+        for name, table, frame in (
+            ("raw", "raw_gpu_samples", part),
+            ("core", "core_gpu_samples", core),
+            ("node", "core_node_samples", node),
+        ):
+            counts[name] += _put(writer, table, cluster, begin, end, frame, is_overlap)
+        if not is_overlap:
+            findings += [("core_gpu_samples", wrong), ("core_node_samples", node_wrong)]
+    quality = _quality_rows(window, source, findings, is_empty=raw.is_empty() and nodes.is_empty())
+    if mark is not None or not quality.is_empty():
+        writer.replace_window("core_data_quality", cluster, window.begin, window.end, quality)
+    if mark is not None:
+        writer.set_mark(cluster, source, mark)
+    else:
+        for name in DERIVED_MARKS:
+            known = writer.mark(cluster, name)
+            if known is not None and known > window.begin:
+                writer.set_mark(cluster, name, window.begin)
+    by_reason = quality.group_by("reason").agg(pl.col("count").sum())
+    return {**counts, "findings": dict(by_reason.iter_rows())}
+
+
+def _put(
+    writer: Writer, table: str, cluster: str, begin: datetime, end: datetime, frame: pl.DataFrame, is_overlap: bool
+) -> int:
+    keys = ["node", "gpu_uuid", "ts"] if "gpu_uuid" in frame.columns else ["node", "ts"]
+    known = writer.query(
+        f'SELECT {", ".join(keys)} FROM {table} WHERE "cluster" = ? AND ts >= ? AND ts < ?', [cluster, begin, end]
+    )
+    if not is_overlap and frame.select(keys).n_unique() >= known.height:
+        return writer.replace_window(table, cluster, begin, end, frame)
+    late = frame.join(known, on=keys, how="anti", nulls_equal=True)
+    return writer.append(table, late.unique(subset=keys, keep="last", maintain_order=True))
+
+
+def _of_cluster(frame: pl.DataFrame, cluster: str) -> pl.DataFrame:
+    return frame.with_columns(pl.lit(cluster).alias("cluster"))
+
+
+def _between(frame: pl.DataFrame, begin: datetime, end: datetime) -> pl.DataFrame:
+    return frame.filter((pl.col("ts") >= begin) & (pl.col("ts") < end))
+
+
+def _quality_rows(
+    window: Window, source: str, findings: list[tuple[str, pl.DataFrame]], *, is_empty: bool
+) -> pl.DataFrame:
+    def row(table: str, column: str, reason: str, count: int, example: str | None) -> tuple:
+        return window.begin, window.end, window.cluster, source, table, column, reason, count, example
+
+    rows = [row(table, *found) for table, frame in findings for found in frame.iter_rows()]
+    warnings = window.fetched.warnings
+    if warnings:
+        rows.append(row("raw_gpu_samples", "", "partial", len(warnings), warnings[0]))
+    if is_empty:
+        rows.append(row("raw_gpu_samples", "", "no_samples", 1, None))
+    return pl.DataFrame(rows, schema=_QUALITY, orient="row")
