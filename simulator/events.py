@@ -1,15 +1,14 @@
-"""Disturbances and their ground truth: cooling faults, hot aisles, NVLink saturation, memory leaks, look-alikes.
+"""Disturbances: cooling faults, hot aisles, NVLink saturation, memory leaks, look-alikes.
 
 An event is drawn from the seed at a stated base rate, ramps towards its onset (or is a step), holds, and clears. This
-module shapes what it does to the physics over time and writes down when the condition truly became set; whether the
-GPU gets that hot is up to `physics.py`. Hardware that breaks is in `faults.py`.
+module shapes what it does to the physics over time; whether the GPU gets that hot is up to `physics.py`, and when the
+condition truly became set is booked in `truth.py`. Hardware that breaks is in `faults.py`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,13 @@ from simulator.physics import (
     STEP_SLOW_RATIO,
     Physics,
 )
+from simulator.truth import CLASSES, TruthBook
 
-CLASSES = ("thermal_throttle", "nvlink_saturation", "memory_exhaustion")
 MODES = {
     "thermal_throttle": ("cooling", "voltage_regulator", "hot_aisle"),
     "nvlink_saturation": ("collective", "lane_loss"),
     "memory_exhaustion": ("leak",),
 }
-CLEAR_S = 10.0  # a condition that comes back sooner never went
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +52,6 @@ class Rates:
 
     def of(self, class_: str) -> float:
         return {"thermal_throttle": self.thermal, "nvlink_saturation": self.nvlink}.get(class_, self.memory)
-
-
-def iso(seconds: float | None) -> datetime | None:
-    """UTC time of seconds since the epoch."""
-    return None if seconds is None else datetime.fromtimestamp(round(seconds, 3), UTC)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,18 +100,12 @@ class Event:
 
 
 class Events:
-    """Disturbances that act now, and the ground truth of those that came true."""
+    """Disturbances that act now. `book` holds the ground truth."""
 
     def __init__(self, physics: Physics) -> None:
         self.physics = physics
         self.active: list[Event] = []
-        self.truth: list[dict[str, Any]] = []
-        self.lookalikes: list[dict[str, Any]] = []
-        self.changes = 0
-        n = physics.topology.gpus
-        self._known: set[str] = set()
-        self._last_set = {class_: np.full(n, -1e18) for class_ in CLASSES}
-        self._open: dict[str, dict[int, dict[str, Any]]] = {class_: {} for class_ in CLASSES}
+        self.book = TruthBook(physics)
         self._is_quiet = True
 
     # --- drawing -------------------------------------------------------------------------------------------
@@ -204,7 +191,7 @@ class Events:
             ramp_at + ramp, ramp_at + ramp, ramp_at + ramp, is_step, is_lookalike, is_injected,
         )  # fmt: skip
         shape(event, gpu, max(ramp, 1.0), rng, mode)
-        self._record(event)
+        self.book.record(event)
         self.active.append(event)
         self._is_quiet = False
         return event
@@ -222,7 +209,7 @@ class Events:
             id_, "thermal_throttle", "hot_aisle", gpus, None, ramp_at, peak, peak, hold, hold + 600, False, False,
             is_injected, size=float(rng.uniform(18, 26)), rack=rack,
         )  # fmt: skip
-        self._record(event)
+        self.book.record(event)
         self.active.append(event)
         self._is_quiet = False
         return event
@@ -302,7 +289,7 @@ class Events:
             event.end_at = event.hold_until + 30
             return
         event.size = MEMORY_FREE_MIN_BYTES
-        event.oom_at = event.onset_at + (float(rng.uniform(2, 20)) if event.is_step else 2.3 * event.decay_s)
+        event.oom_at = event.onset_at + (float(rng.uniform(4, 45)) if event.is_step else 2.3 * event.decay_s)
         event.hold_until = event.end_at = event.oom_at + 60
 
     # --- acting --------------------------------------------------------------------------------------------
@@ -347,118 +334,20 @@ class Events:
                 left = free - (free - event.size) * event.level(when)
             physics.extra_memory[event.gpus] = np.maximum(free - left, 0.0)
 
-    # --- ground truth --------------------------------------------------------------------------------------
-    def _record(self, event: Event) -> None:
-        """Write the planned rows; rows of onsets enter `truth` when they happen (injected ones at once)."""
-        topology = self.physics.topology
-        for gpu in event.gpus.tolist():
-            job = event.job or self.physics.jobs[gpu]
-            event.truth[gpu] = {
-                "id": f"{event.id}-{topology.node_names[gpu // GPUS_PER_NODE]}-{gpu % GPUS_PER_NODE}",
-                "event": event.id,
-                "class": event.class_,
-                "mode": event.mode,
-                "node": topology.node_names[gpu // GPUS_PER_NODE],
-                "gpu_index": gpu % GPUS_PER_NODE,
-                "gpu_uuid": topology.uuids[gpu],
-                "job_id": job.job_id if job else None,
-                "ramp_start": iso(event.ramp_at),
-                "planned_onset": iso(event.onset_at),
-                "onset": None,
-                "clear": None,
-                "is_step": event.is_step,
-                "is_injected": event.is_injected,
-            }
-        if event.is_lookalike:
-            self.lookalikes += event.truth.values()
-        elif event.is_injected and event.mode != "hot_aisle":
-            for row in event.truth.values():
-                self._publish(row)
-
+    # --- ending --------------------------------------------------------------------------------------------
     def observe(self, begin: float, end: float, temp_before: np.ndarray) -> None:
-        """Note conditions that became set or clear within (begin, end]; called after each sub-step."""
+        """Book conditions that became set or clear within (begin, end]; called after each sub-step."""
         physics = self.physics
-        if self._is_quiet and physics.temp.max() < physics.model.temp_limit_c and not any(self._open.values()):
+        if self._is_quiet and physics.temp.max() < physics.model.temp_limit_c and not self.book.has_open():
             return
-        thermal = physics.is_thermal()
-        self._edges("thermal_throttle", thermal, begin, end, temp_before)
-        if any(event.class_ == "nvlink_saturation" for event in self.active) or self._open["nvlink_saturation"]:
-            self._edges("nvlink_saturation", physics.is_saturated(), begin, end, None)
-        memory = np.zeros_like(thermal)
-        for event in self.active:
-            if event.mode == "leak" and not event.is_lookalike and event.onset_at <= end and begin < event.end_at:
-                memory[event.gpus] = True
-        if memory.any() or self._open["memory_exhaustion"]:
-            self._edges("memory_exhaustion", memory, begin, end, None)
-
-    def _edges(self, class_: str, now: np.ndarray, begin: float, end: float, temp_before: np.ndarray | None) -> None:
-        last, open_rows = self._last_set[class_], self._open[class_]
-        for gpu in np.flatnonzero(now).tolist():
-            if gpu not in open_rows:
-                self._onset(class_, gpu, begin, end, temp_before)
-        last[now] = end
-        for gpu, row in list(open_rows.items()):
-            if not now[gpu] and (end - last[gpu] >= CLEAR_S or self.physics.jobs[gpu] is None):
-                row["clear"] = iso(float(last[gpu]))
-                del open_rows[gpu]
-                self.changes += 1
-
-    def _onset(self, class_: str, gpu: int, begin: float, end: float, temp_before: np.ndarray | None) -> None:
-        causes = [event for event in self.active if event.class_ == class_ and gpu in event.gpus]
-        event = next((e for e in causes if not e.is_lookalike), causes[0] if causes else None)
-        at = end
-        if event is not None and event.mode in ("leak", "voltage_regulator", "lane_loss"):
-            at = min(max(event.onset_at, begin), end)
-        elif temp_before is not None:
-            limit, t0, t1 = self.physics.model.temp_limit_c, float(temp_before[gpu]), float(self.physics.temp[gpu])
-            if t0 < limit <= t1:
-                at = begin + (end - begin) * (limit - t0) / (t1 - t0)
-        row = event.truth.get(gpu) if event is not None else None
-        job = self.physics.jobs[gpu]
-        if row is None or row["onset"] is not None:
-            topology = self.physics.topology
-            times = sum(r["event"] == (event.id if event else "none") for r in self.truth)
-            row = dict(row) if row is not None else {
-                "event": event.id if event else "none", "class": class_, "mode": event.mode if event else "none",
-                "node": topology.node_names[gpu // GPUS_PER_NODE], "gpu_index": gpu % GPUS_PER_NODE,
-                "gpu_uuid": topology.uuids[gpu], "ramp_start": None, "planned_onset": None, "is_step": False,
-                "is_injected": False,
-            }  # fmt: skip
-            row["id"] = f"{row['event']}-{row['node']}-{row['gpu_index']}-{times}"
-            row["clear"] = None
-        row["job_id"] = job.job_id if job else None
-        row["onset"] = iso(at)
-        self._publish(row)
-        self._open[class_][gpu] = row
-
-    def _publish(self, row: dict[str, Any]) -> None:
-        if row["id"] not in self._known:
-            self._known.add(row["id"])
-            self.truth.append(row)
-        self.changes += 1
+        self.book.observe(self.active, begin, end, temp_before)
 
     def end_job(self, job: Job, when: float) -> None:
         """The job ended: what it caused itself is over; broken cooling stays."""
         for event in self.active:
             if event.job is job and event.class_ != "thermal_throttle":
                 event.hold_until = event.end_at = min(event.end_at, when)
-        for class_ in ("nvlink_saturation", "memory_exhaustion"):
-            for gpu in job.gpus_held:
-                row = self._open[class_].pop(gpu, None)
-                if row is not None:
-                    row["clear"] = iso(when)
-                    self.changes += 1
-
-    def note_exhausted(self, event: Event, when: float) -> None:
-        """The job of a leak ran out of memory: its onset has happened, even between two looks."""
-        for gpu in event.gpus.tolist():
-            row = event.truth[gpu]
-            if row["onset"] is None:
-                row["onset"] = iso(min(event.onset_at, when))
-                self._publish(row)
-            row["clear"] = iso(when)
-            self._open["memory_exhaustion"].pop(gpu, None)
-        self.changes += 1
+        self.book.end_job(job, when)
 
     def retire(self, when: float) -> None:
         """Forget events that are over; the physics is left undisturbed when none is left."""

@@ -60,6 +60,7 @@ class Placement(msgspec.Struct, forbid_unknown_fields=True):
     queue: str = "batch"
     name: str = "job"
     kind: str = "train"
+    profile: dict[str, Any] | None = None
 
 
 class Ending(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,7 +84,7 @@ class Exporter:
     Args:
         cluster: Advanced by `tick`, or by whoever owns it.
         address: `host:port` under which scrapers reach it, for service discovery.
-        out: Folder whose `sacct.txt`, `truth.jsonl` and `faults.parquet` are kept current; None: none.
+        out: Folder whose `sacct.txt`, `truth.jsonl`, `faults.parquet` and `inventory.csv` are kept current; None: none.
     """
 
     def __init__(self, cluster: SimulatedCluster, address: str, out: Path | None = None) -> None:
@@ -93,7 +94,7 @@ class Exporter:
         self.ticks = 0
         self.busy_s = 0.0
         self._sd = self._targets()
-        self._written = (-1, -1)
+        self._written = (-1, -1, -1)
 
     # --- clock ---------------------------------------------------------------------------------------------
     def tick(self, to: datetime) -> None:
@@ -110,13 +111,15 @@ class Exporter:
         if self.out is None:
             return
         write_replacing(self.out / "sacct.txt", self.sacct.text())
-        state = (self.cluster.events.changes, len(self.cluster.faults))
+        state = (self.cluster.events.book.changes, len(self.cluster.faults), self.cluster.node_changes)
         if state[0] != self._written[0]:
             write_replacing(self.out / "truth.jsonl", jsonl(self.cluster.truth))
             write_replacing(self.out / "lookalikes.jsonl", jsonl(self.cluster.lookalikes))
         if state[1] != self._written[1]:
             self.cluster.faults_frame().write_parquet(self.out / ".faults.parquet.tmp")
             (self.out / ".faults.parquet.tmp").replace(self.out / "faults.parquet")
+        if state[2] != self._written[2]:
+            write_replacing(self.out / "inventory.csv", self.cluster.inventory_csv().encode())
         self._written = state
 
     # --- HTTP ----------------------------------------------------------------------------------------------

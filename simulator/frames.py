@@ -14,11 +14,11 @@ import numpy as np
 import polars as pl
 
 from features.vocabulary import JOB_COLUMNS, TIME, conform, schema
-from simulator.events import iso
 from simulator.hardware import GPUS_PER_NODE, MIB
 from simulator.jobs import Job
 from simulator.physics import POWER_EXPONENT
 from simulator.streams import Stream, generator
+from simulator.truth import iso
 
 if TYPE_CHECKING:
     from simulator.cluster import SimulatedCluster

@@ -141,15 +141,6 @@ class Topology:
             raise SimulatorError(f"no node {name!r}; nodes: {self.node_names[0]} … {last}")
         return self.node_numbers[name]
 
-    def inventory_csv(self) -> str:
-        """Inventory text: node, rack, pod, gpu_model, gpus."""
-        lines = ["node,rack,pod,gpu_model,gpus"]
-        lines += [
-            f"{name},{self.rack_name(i)},{self.pod_name(i)},{self.model.name},{GPUS_PER_NODE}"
-            for i, name in enumerate(self.node_names)
-        ]
-        return "\n".join(lines) + "\n"
-
 
 def _uuid(seed: int, cluster: str, gpu: int) -> str:
     digest = hashlib.sha256(f"{seed}/{cluster}/{gpu}".encode()).hexdigest()

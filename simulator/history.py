@@ -164,7 +164,6 @@ def write_history(
         Rows of telemetry.
     """
     out.mkdir(parents=True, exist_ok=True)
-    (out / "inventory.csv").write_text(cluster.topology.inventory_csv())
     recorder = Recorder(cluster, out)
     target = until.timestamp()
     while True:
@@ -177,6 +176,7 @@ def write_history(
     recorder.close()
     cluster.jobs_frame().write_parquet(out / "jobs.parquet")
     cluster.faults_frame().write_parquet(out / "faults.parquet")
+    write_replacing(out / "inventory.csv", cluster.inventory_csv().encode())
     write_replacing(out / "sacct.txt", SacctText(cluster).text())
     write_replacing(out / "truth.jsonl", jsonl(cluster.truth))
     write_replacing(out / "lookalikes.jsonl", jsonl(cluster.lookalikes))

@@ -193,8 +193,12 @@ class Physics:
         self.reports[g] = False
 
     def hold_cycles(self, job: Job, until: float) -> None:
-        """Put off the checkpoints and evaluations of a job that are on or would begin before `until`."""
+        """Put off the checkpoints and evaluations of a job that are on or would begin before `until`.
+
+        A job that still warms up begins its steps now.
+        """
         g = self.members[job.id]
+        self.warmup_s[g] = np.minimum(self.warmup_s[g], np.maximum(self.time - self.start[g], 1.0))
         age = self.time - self.start[g] - self.warmup_s[g]
         ahead = until - self.time
         for origin, every, length in (
@@ -218,7 +222,7 @@ class Physics:
     def mean_power(self) -> np.ndarray:
         """Power of undisturbed work in its main phase, W per GPU."""
         exposed = np.divide(self.exposed_s, self.step0, out=np.zeros_like(self.step0), where=self.step0 > 0)
-        activity = self.power_ratio * (1 - exposed * (1 - WAIT_POWER_RATIO)) * (1 - 0.4 * self.is_serving)
+        activity = self.power_ratio * (1 - exposed * (1 - WAIT_POWER_RATIO)) * (1 - 0.2 * self.is_serving)
         model = self.model
         power = model.power_idle_w + self.busy * 30 + (model.power_limit_w - model.power_idle_w) * activity
         return np.minimum(power, model.power_limit_w)

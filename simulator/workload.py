@@ -1,22 +1,19 @@
-"""Who submits which jobs and when: users with habits, or a recorded trace.
+"""Who submits which jobs and when: users with habits.
 
 A user repeats a few keys (name family, size, limit); runtimes scatter log-normally around the key's median, which
 drifts; people work by day and on weekdays, in sessions, with arrays, chains and resubmissions. Nothing here knows
 about nodes or clocks of the simulation: it answers "what is submitted on day D" and "is this failed job tried again".
+Recorded jobs are read in `trace.py`.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import polars as pl
 
-from simulator.hardware import GPUS_PER_NODE, SimulatorError
+from simulator.hardware import GPUS_PER_NODE
 from simulator.jobs import Job, Profile
 from simulator.streams import Stream, generator
 
@@ -259,63 +256,3 @@ def draw_profile(kind: str, gpus: int, habit: int, seed: int) -> Profile:
         profile.pause_every_s, profile.memory_ratio = float(free.uniform(400, 1500)), float(fixed.uniform(0.2, 0.7))
         profile.pause_s = profile.pause_every_s * float(free.uniform(0.6, 0.9))
     return profile
-
-
-class Trace:
-    """Jobs of a canonical jobs file, moved in time so that the first is submitted at `start`."""
-
-    def __init__(self, path: Path, start: float, cluster_gpus: int, seed: int) -> None:
-        """Read the file.
-
-        Raises:
-            SimulatorError: The file is missing, not Parquet, or holds no GPU job that fits the cluster.
-        """
-        try:
-            frame = pl.read_parquet(path)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise SimulatorError(f"{path}: not a readable Parquet file: {error}") from None
-        needed = {"submit_time", "start_time", "end_time", "gpus"}
-        if missing := needed - set(frame.columns):
-            raise SimulatorError(f"{path}: not a canonical jobs file; missing: {', '.join(sorted(missing))}")
-        frame = frame.filter(
-            pl.col("gpus").is_between(1, cluster_gpus), pl.col("end_time") > pl.col("start_time")
-        ).sort("submit_time")
-        if frame.is_empty():
-            raise SimulatorError(f"{path}: no ended GPU job of 1 to {cluster_gpus} GPUs in it")
-        self.jobs = list(self._read(frame, start, seed))
-
-    @staticmethod
-    def _read(frame: pl.DataFrame, start: float, seed: int) -> Iterator[Job]:
-        seconds = frame.with_columns(
-            (pl.col(c).dt.epoch("us") / 1e6).alias(c) for c in ("submit_time", "start_time", "end_time")
-        )
-        shift = start - seconds["submit_time"][0]
-        for number, row in enumerate(seconds.iter_rows(named=True)):
-            gpus = int(row["gpus"])
-            nodes = -(-gpus // GPUS_PER_NODE)
-            per_node = gpus if nodes == 1 else GPUS_PER_NODE
-            state = row.get("state") or "UNKNOWN"
-            habit = zlib.crc32(f"{seed}/{row.get('user')}/{gpus}/{row.get('time_limit_s')}".encode()) % 2**31
-            yield Job(
-                id=0,
-                user=str(row.get("user") or "unknown"),
-                account=str(row.get("account") or "unknown"),
-                queue=str(row.get("queue") or "batch"),
-                name=str(row.get("name") or "job"),
-                submit=math.floor(row["submit_time"] + shift),
-                nodes=nodes,
-                per_node=per_node,
-                limit_s=float(row["time_limit_s"]) if row.get("time_limit_s") else None,
-                runtime_s=max(1.0, row["end_time"] - row["start_time"]),
-                outcome=state if state in ("COMPLETED", "FAILED", "CANCELLED", "OUT_OF_MEMORY") else "COMPLETED",
-                cpus=int(row.get("cpus") or gpus * 4),
-                memory_mib=int(row.get("memory_mib") or gpus * 65_536),
-                habit=("train", gpus, habit, number + seed),
-            )
-
-    def submissions(self, day: int) -> list[Job]:
-        """Jobs submitted on day `day` since the epoch, in order."""
-        return [job for job in self.jobs if job.submit // DAY_S == day]
-
-    def resubmission(self, job: Job, at: float) -> Job | None:  # noqa: ARG002 - a recording holds its own retries
-        return None
