@@ -1,0 +1,122 @@
+"""Errors of the hints API and the one JSON shape in which clients see them. No routes and no checks here.
+
+ApiError
+├── BadRequestError         400
+├── UnauthorizedError       401
+├── ForbiddenError          403
+├── NotFoundError           404
+├── BodyTimeoutError        408
+├── BodyTooLargeError       413
+├── QueryTooLongError       414
+├── UnsupportedMediaError   415
+├── InvalidBodyError        422
+└── UnavailableError        503
+ForecastUnavailableError    raised by an injected forecaster; becomes a 503
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from scheduler_hints.schema import ErrorBody, ErrorDetail
+
+_encoder = msgspec.json.Encoder()
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Attributes:
+        status: HTTP status.
+        code: Short name of the error for programs.
+        message: One sentence for people: what was wrong, with its value, and what would be right.
+        detail: Facts for programs, or None.
+        headers: Further headers of the answer.
+    """
+
+    status: ClassVar[int] = 500
+    headers: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, code: str, message: str, detail: dict | list | str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.detail = detail
+
+    def encode(self) -> bytes:
+        return encode_error(self.code, self.message, self.detail)
+
+
+class BadRequestError(ApiError):
+    """A parameter is unknown, repeated or wrong, or the body is not JSON."""
+
+    status = 400
+
+
+class UnauthorizedError(ApiError):
+    """No token, or none that is known."""
+
+    status = 401
+    headers: ClassVar[dict[str, str]] = {"www-authenticate": 'Bearer realm="weatherglass"'}
+
+
+class ForbiddenError(ApiError):
+    """The token may not do this, or may not see this cluster."""
+
+    status = 403
+
+
+class NotFoundError(ApiError):
+    """No such path, cluster or job."""
+
+    status = 404
+
+
+class BodyTimeoutError(ApiError):
+    """The body did not arrive in time."""
+
+    status = 408
+    headers: ClassVar[dict[str, str]] = {"connection": "close"}
+
+
+class BodyTooLargeError(ApiError):
+    """The body is too large."""
+
+    status = 413
+    headers: ClassVar[dict[str, str]] = {"connection": "close"}
+
+
+class QueryTooLongError(ApiError):
+    """The query string is too long."""
+
+    status = 414
+
+
+class UnsupportedMediaError(ApiError):
+    """The body is not declared as JSON."""
+
+    status = 415
+
+
+class InvalidBodyError(ApiError):
+    """JSON of the wrong shape; the message names the field."""
+
+    status = 422
+
+
+class UnavailableError(ApiError):
+    """Nothing fresh, or no forecaster; Retry-After says when to come back."""
+
+    status = 503
+    headers: ClassVar[dict[str, str]] = {"retry-after": "5"}
+
+
+class ForecastUnavailableError(Exception):
+    """Raised by an injected forecaster that has no model for a cluster yet; the message says why."""
+
+
+def encode_error(code: str, message: str, detail: Any = None) -> bytes:
+    """The JSON of an error: `{"error": {"code", "message", "detail"}}`."""
+    return _encoder.encode(ErrorBody(ErrorDetail(code, message, detail)))
