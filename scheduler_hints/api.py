@@ -1,0 +1,49 @@
+"""The hints API put together: one call gives the ASGI application. Its parts stand in the modules it imports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from scheduler_hints.dispatch import Dispatcher, Gate
+from scheduler_hints.metrics import Metrics
+from scheduler_hints.openapi import document
+from scheduler_hints.reloader import ShardStore
+from scheduler_hints.routes import Forecaster, Routes
+from scheduler_hints.tokens import TokenStore
+
+__all__ = ["create_app"]
+
+
+def create_app(
+    published: Path,
+    clusters: Sequence[str],
+    *,
+    tokens: TokenStore | None = None,
+    forecast_runtimes: Forecaster | None = None,
+    readiness: Callable[[], str | None] | None = None,
+    store: ShardStore | None = None,
+) -> Dispatcher:
+    """The hints API as an ASGI application.
+
+    It reads nothing before its lifespan starts (or `startup()` is called) and writes nothing at all.
+
+    Args:
+        published: Folder of snapshots, `<cluster>/<kind>.json`.
+        clusters: Clusters that are served.
+        tokens: Who may ask; None: anyone who can reach it (see `tokens.check_bind`).
+        forecast_runtimes: Called on a thread with a cluster and jobs (the fields of `routes.JobRequest`, `submit_time`
+            filled in); gives one `Quantiles` for each. It raises
+            `errors.ForecastUnavailableError` when it has no model.
+        readiness: Why the process is not ready beyond what its shards say, or None.
+        store: Another store of shards, for tests.
+    """
+    store = store or ShardStore(published, clusters)
+    if tokens is not None:
+        store.also(tokens.refresh)
+    gate = Gate(store, tokens)
+    metrics = Metrics(store)
+    routes = Routes(gate, metrics, document, forecast_runtimes, readiness)
+    app = Dispatcher(store, gate, metrics, routes.application())
+    app.on_shutdown(routes.close)
+    return app

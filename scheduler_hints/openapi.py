@@ -1,0 +1,228 @@
+"""The OpenAPI 3.1 document of the hints API, made from the types and parameter tables that the API itself uses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, get_args
+
+import msgspec
+
+from scheduler_hints.answers import JobAnswer, ListAnswer, RuntimeForecasts
+from scheduler_hints.errors import (
+    ApiError,
+    BadRequestError,
+    BodyTimeoutError,
+    BodyTooLargeError,
+    ForbiddenError,
+    InvalidBodyError,
+    NotFoundError,
+    QueryTooLongError,
+    UnauthorizedError,
+    UnavailableError,
+    UnsupportedMediaError,
+)
+from scheduler_hints.queries import PARAMETERS, Parameter
+from scheduler_hints.routes import ForecastRequest
+from scheduler_hints.schema import (
+    SHAPES,
+    Bottleneck,
+    ErrorBody,
+    JobForecast,
+    NodeRisk,
+    Quantiles,
+    ReservationPlan,
+    Window,
+)
+from scheduler_hints.status import Alive, KindStatus, Ready, Status
+
+VERSION = "1.0"
+_SUMMARIES = {
+    "bottlenecks": "Bottlenecks that are foreseen or have begun",
+    "backfill-windows": "Sets of nodes that stay free for a while",
+    "node-risks": "Probability that nodes have a hardware fault",
+    "jobs": "Forecasts of pending and running jobs",
+    "reservation-plans": "What to hold for which job, and why",
+}
+_AT = datetime(2026, 3, 14, 3, 12, tzinfo=UTC)
+_LATER = datetime(2026, 3, 14, 5, 12, tzinfo=UTC)
+_QUANTILES = Quantiles(310, 420, 900, 1800, 3600, 4200, 7100, 9800)
+_JOB = JobForecast(
+    "alpha", "4711", "PENDING", "ada", "train", 2, 16, _AT, None, 14400, [], _QUANTILES, None, _QUANTILES, 0.04, 0.1,
+    0.5, 0.9, "Resources", "runtime-20260314T020000", _AT,
+)  # fmt: skip
+_ITEMS: dict[str, Any] = {
+    "bottlenecks": Bottleneck(
+        "thermal_throttle:gpu:GPU-5f", "alpha", "thermal_throttle", "gpu", "n7", "GPU-5f", "r1", "p1", 60, 0.83,
+        {"30": 0.41, "60": 0.83, "90": 0.9, "120": 0.93}, _AT, False, ["4711"], "reserve",
+        ["margin to slowdown falls by 4 °C a minute"], "bottleneck-20260314T020000",
+    ),
+    "backfill-windows": Window(
+        "w-n3-n4", "alpha", ["n3", "n4"], 16, _AT, _LATER, 7200, 0.9, "rack", "r1", "p1", "4711", ["4712"]
+    ),
+    "node-risks": NodeRisk("alpha", "n7", 0.001, 0.02, 0.11, False, ["3 XID 94 in 7 days"], "node-20260314T020000"),
+    "jobs": _JOB,
+    "reservation-plans": ReservationPlan(
+        "plan-4711", "alpha", "4711", "ada", None, ["n3", "n4"], _AT, _LATER, ["n7 is about to throttle"],
+        "the job starts on cool nodes", 28800,
+    ),
+}  # fmt: skip
+_LIST_TYPES = {
+    "bottlenecks": ListAnswer[Bottleneck],
+    "backfill-windows": ListAnswer[Window],
+    "node-risks": ListAnswer[NodeRisk],
+    "jobs": ListAnswer[JobForecast],
+    "reservation-plans": ListAnswer[ReservationPlan],
+}
+_FACTS: dict[str, Any] = {
+    "version": 42, "versions": {"alpha": 42}, "generated_at": _AT, "stale_shards": [], "actionable_horizon_s": 60.0,
+    "model_versions": {"bottleneck": "bottleneck-20260314T020000"}, "data_age_s": 7.5, "expires_in_s": 22.4,
+}  # fmt: skip
+_CHANGING = {
+    "ETag": "Strong; send it back in If-None-Match, an unchanged answer is then a 304 without a body.",
+    "X-Expires-In": "Seconds for which the answer may be used, counted on a monotonic clock; on a 304 too.",
+}
+_REF = {"$ref": "#/components/schemas/ErrorBody"}
+
+
+def _json(schema: dict[str, Any], example: Any = None) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": schema}
+    if example is not None:
+        content["example"] = msgspec.to_builtins(example, str_keys=True)
+    return {"application/json": content}
+
+
+def _parameter(parameter: Parameter, where: str = "query") -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": parameter.kind}
+    example: Any = parameter.example
+    if parameter.kind != "string":
+        example = float(example) if parameter.kind == "number" else int(example)
+        schema |= {"minimum": parameter.low, "maximum": parameter.high}
+    else:
+        schema |= {"minLength": 1, "maxLength": 256}
+    if parameter.choices:
+        schema = {
+            "type": parameter.kind,
+            "enum": [int(c) for c in parameter.choices] if parameter.kind == "integer" else list(parameter.choices),
+        }
+    return {
+        "name": parameter.name, "in": where, "required": where == "path", "description": parameter.description,
+        "schema": schema, "example": example,
+    }  # fmt: skip
+
+
+def _errors(*kinds: type[ApiError]) -> dict[str, Any]:
+    return {
+        str(kind.status): {"description": (kind.__doc__ or kind.__name__).split("\n")[0], "content": _json(_REF)}
+        for kind in kinds
+    }
+
+
+def _component(shape: Any) -> str:
+    """The name msgspec gives a type in the document."""
+    inner = "".join(f"_{one.__name__}_" for one in get_args(shape))
+    return getattr(shape, "__origin__", shape).__name__ + inner
+
+
+def _mark_times(components: dict[str, Any], shapes: Iterable[Any]) -> None:
+    """Say which strings are times: msgspec does so only for fields that insist on a time zone."""
+    for shape in shapes:
+        properties = components[_component(shape)]["properties"]
+        for field in msgspec.structs.fields(shape):
+            if field.type is datetime or datetime in get_args(field.type):
+                for option in properties[field.name].get("anyOf", [properties[field.name]]):
+                    if option["type"] == "string":
+                        option["format"] = "date-time"
+
+
+def _read(
+    summary: str, schema: dict[str, Any], example: Any, parameters: list[Any], errors: list[type[ApiError]]
+) -> Any:
+    headers = {name: {"description": text, "schema": {"type": "string"}} for name, text in _CHANGING.items()}
+    answer = {"description": summary, "headers": headers, "content": _json(schema, example)}
+    unchanged = {"description": "Unchanged since the ETag in If-None-Match, and still fresh", "headers": headers}
+    common = [BadRequestError, UnauthorizedError, ForbiddenError, QueryTooLongError, UnavailableError]
+    return {
+        "summary": summary,
+        "parameters": parameters,
+        "responses": {"200": answer, "304": unchanged} | _errors(*common, *errors),
+    }
+
+
+@functools.cache
+def document() -> bytes:
+    """The document as JSON."""
+    types = [*_LIST_TYPES.values(), JobAnswer, Status, RuntimeForecasts, ForecastRequest, ErrorBody, Alive, Ready]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    _mark_times(components, [*_LIST_TYPES.values(), *SHAPES.values(), JobAnswer, Status, KindStatus, RuntimeForecasts])
+    of = dict(
+        zip([*_LIST_TYPES, "job", "status", "forecasts", "request", "error", "alive", "ready"], schemas, strict=True)
+    )
+    paths: dict[str, Any] = {}
+    for kind, summary in _SUMMARIES.items():
+        parameters = [_parameter(parameter) for parameter in PARAMETERS[kind]]
+        example = {"items": [_ITEMS[kind]]} | _FACTS
+        paths[f"/v1/{kind}"] = {"get": _read(summary, of[kind], example, parameters, [])}
+    in_path = [
+        _parameter(Parameter("cluster", "string", "Name of the cluster.", "alpha"), "path"),
+        _parameter(Parameter("job_id", "string", "Id of the job as its scheduler prints it.", "4711"), "path"),
+    ]
+    facts = {name: _FACTS[name] for name in JobAnswer.__struct_fields__ if name != "item"}
+    one = _read("Forecast of one pending or running job", of["job"], {"item": _JOB} | facts, in_path, [NotFoundError])
+    paths["/v1/jobs/{cluster}/{job_id}"] = {"get": one}
+    paths["/v1/status"] = {
+        "get": {
+            "summary": "Freshness of every cluster and kind, versions, models, and the nowcast's own word",
+            "responses": {"200": {"description": "Always answered", "content": _json(of["status"])}}
+            | _errors(BadRequestError, UnauthorizedError, ForbiddenError),
+        }
+    }
+    request = {"cluster": "alpha", "jobs": [{"job_id": "next", "user": "ada", "gpus": 16, "time_limit_s": 14400}]}
+    made = {"items": [{"job_id": "next", "runtime": _QUANTILES}], "cluster": "alpha", "generated_at": _AT}
+    paths["/v1/runtime-forecasts"] = {
+        "post": {
+            "summary": "Runtime quantiles of up to 1,000 jobs that are not submitted yet",
+            "requestBody": {"required": True, "content": _json(of["request"], request)},
+            "responses": {"200": {"description": "In the order asked", "content": _json(of["forecasts"], made)}}
+            | _errors(
+                BadRequestError,
+                UnauthorizedError,
+                ForbiddenError,
+                BodyTimeoutError,
+                BodyTooLargeError,
+                UnsupportedMediaError,
+                InvalidBodyError,
+                UnavailableError,
+            ),
+        }
+    }
+    for path, schema, summary, errors in (
+        ("/healthz", of["alive"], "The process is alive", []),
+        ("/readyz", of["ready"], "At least one shard is fresh; says why not", [UnavailableError]),
+        ("/openapi.json", {"type": "object"}, "This document", [BadRequestError]),
+    ):
+        answer = {"200": {"description": summary, "content": _json(schema)}} | _errors(*errors)
+        paths[path] = {"get": {"summary": summary, "security": [], "responses": answer}}
+    paths["/metrics"] = {
+        "get": {
+            "summary": "Prometheus text: own health, freshness, active hints (at most 5,000 gauges)",
+            "responses": {
+                "200": {"description": "Exposition format", "content": {"text/plain": {"schema": {"type": "string"}}}}
+            }
+            | _errors(BadRequestError, UnauthorizedError, ForbiddenError),
+        }
+    }
+    whole = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Weatherglass hints API",
+            "version": VERSION,
+            "description": "What is about to happen on GPU training clusters. Times are UTC, durations seconds, "
+            "probabilities 0 to 1. Every error has the shape of ErrorBody.",
+        },
+        "security": [{}, {"token": []}],
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+    }
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1)
