@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
 
 from features.vocabulary import JOB_COLUMNS, conform
 from pipelines.settings import Cluster
@@ -20,6 +22,8 @@ from pipelines.sources.sacct import SacctError, parse_sacct
 from pipelines.sources.sacct_file import SacctFile
 from pipelines.sources.slurm_text import parse_jobcomp, parse_nodes, parse_topology
 from pipelines.sources.trace import JobsTrace
+from simulator.cluster import SimulatedCluster
+from simulator.sacct import SacctText
 
 AT = datetime(2026, 11, 2, tzinfo=UTC)
 BASE = {"JobIDRaw": "7", "JobID": "7", "Submit": "1793534400", "State": "COMPLETED"}
@@ -451,3 +455,44 @@ def test_settings_that_a_kind_needs(tmp_path: Path) -> None:
     nothing = build_jobs("a", Cluster(jobs="none"), tmp_path)
     assert nothing.live().jobs.columns == list(JOB_COLUMNS)
     assert nothing.fetch_jobs(AT, AT).is_empty()
+
+
+def test_sacct_file_that_grows_gives_what_a_fresh_reading_gives(tmp_path: Path) -> None:
+    header = "JobID|Submit|Start|End|State|JobName\n"
+    ended: list[str] = []
+    path = tmp_path / "sacct.txt"
+    source = SacctFile("a", str(path))
+    for k in range(24):
+        first = 1_793_534_400 + 1000 * k
+        name = "two\nlines" if k % 7 == 0 else "x" * 20
+        ended += [f"{150 * k + i}|{first + i}|{first + 100}|{first + 200}|FAILED|{name}" for i in range(150)]
+        if k == 15:
+            ended = ended[500:]  # something was purged: nothing of before may remain
+        live = [
+            f"{9000 + k}|{first}|{first + 1}|Unknown|RUNNING|live",
+            f"{9001 + k}|{first}|Unknown|Unknown|PENDING|next",
+        ]
+        path.write_text(header + "\n".join([*ended, *live]) + "\n")
+        os.utime(path, ns=(k + 1, k + 1))
+        fresh = SacctFile("a", str(path))
+        window = (datetime(2020, 1, 1, tzinfo=UTC), datetime(2030, 1, 1, tzinfo=UTC))
+        got, expected = source.fetch_jobs(*window).drop("observed_at"), fresh.fetch_jobs(*window).drop("observed_at")
+        assert got.sort("job_id").equals(expected.sort("job_id"))
+        assert len(got) == len(ended) + 2
+        assert source.warnings == []
+    assert source._settled > 64_000
+
+
+def test_sacct_text_of_the_simulator() -> None:
+    now = datetime(2026, 11, 1, tzinfo=UTC)
+    cluster = SimulatedCluster(nodes=8, start=now - timedelta(days=2))
+    cluster.advance_jobs(now)
+    frame, warnings = parse_sacct(SacctText(cluster).text().decode(), cluster.name, now)
+    assert warnings == []
+    truth = cluster.jobs_frame()
+    times = [name for name, dtype in truth.schema.items() if isinstance(dtype, pl.Datetime)]
+    columns = [name for name in truth.columns if name != "observed_at"]
+    whole_seconds = [pl.col(name).dt.truncate("1s") for name in times if name != "observed_at"]
+    expected = truth.select(columns).with_columns(whole_seconds).sort("job_id")
+    assert {"PENDING", "RUNNING", "COMPLETED"} <= set(expected["state"])
+    assert_frame_equal(frame.select(columns).sort("job_id"), expected)

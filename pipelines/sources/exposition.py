@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pipelines.sources.wide import Index
 
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?')
+_SERIES = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*\s*(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?')
 _ESCAPE = re.compile(r"\\(.)")
 _UNESCAPED = {"n": "\n"}
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -83,8 +84,8 @@ def parse_page(text: str, index: Index, node: str, target: object = None) -> Pag
         if cut == 0:
             cut = line.find(" ") if " " in line else len(line)
         elif " # {" in line:  # an exemplar of OpenMetrics has a brace of its own behind the value
-            line = line[: line.index(" # {")]
-            cut = line.rfind("}") + 1 or line.find(" ")
+            match = _SERIES.match(line)
+            cut = match.end() if match else cut
         key = (prefix, line[:cut])
         try:
             ids = index.get(key)
@@ -93,7 +94,7 @@ def parse_page(text: str, index: Index, node: str, target: object = None) -> Pag
             ids = index.add(key, name, labels, node)
         if ids is None:
             continue
-        fields = line[cut:].split()
+        fields = line[cut:].split(" #", 1)[0].split()
         try:
             value = float(fields[0])
             ts = None if len(fields) < 2 else _milliseconds(fields[1])

@@ -20,7 +20,7 @@ SACCT_FIELDS = (
     "ReqCPUS", "NCPUS", "ReqMem", "ReqTRES", "AllocTRES", "TimelimitRaw", "Timelimit", "NodeList", "Reason", "JobName",
 )  # fmt: skip
 _FREE_TEXT = ("jobname", "name", "comment", "submitline", "workdir")
-_DELIMITERS = ("\x1f", "|", "^", "\t", ";", ",")
+DELIMITERS = ("\x1f", "|", "^", "\t", ";", ",")
 
 PENDING, RUNNING = "PENDING", "RUNNING"
 STATES = (
@@ -36,6 +36,8 @@ _STATE_OF = {
 # Jobs that hold or wait for nodes.
 LIVE_STATES = (PENDING, RUNNING, "SUSPENDED")
 
+# Texts of GRES that count GPUs of one node: old sacct's, and squeue's where GPUs are no TRES (no accounting).
+_PER_NODE = ("reqgres", "allocgres", "gres", "trespernode")
 _UNSET = ("", "unknown", "none", "n/a", "(null)", "none assigned", "invalid", "(none)")
 _UNITS_MIB = {"K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30}
 # Memory per CPU is kept with the top bit set; some versions print it so.
@@ -77,7 +79,7 @@ def parse_sacct(
     header, newline, body = text.lstrip("\ufeff").partition("\n")
     header = header.rstrip("\r")
     if delimiter is None:
-        delimiter = max(_DELIMITERS, key=header.count)
+        delimiter = max(DELIMITERS, key=header.count)
     ended = header.endswith(delimiter)  # --parsable: each record ends with the delimiter, so names may hold newlines
     columns = [name.strip() for name in header.removesuffix(delimiter).split(delimiter)]
     known = {name.lower() for name in columns}
@@ -153,7 +155,9 @@ def jobs_frame(
         ).alias("nodes"),
         pl.coalesce(field.count("reqcpus", "ncpus", "alloccpus"), field.tres("cpu")).alias("cpus"),
         field.gpus().alias("_gpus"),
-        field.per_node_gpus().alias("_gpus_per_node"),
+        field.no_gpus().alias("_no_gpus"),
+        field.gres_gpus("tresperjob").alias("_gpus_per_job"),
+        field.gres_gpus(*_PER_NODE).alias("_gpus_per_node"),
         field.tres_memory().alias("_tres_mib"),
         *field.req_memory(),
         field.limit().alias("time_limit_s"),
@@ -179,7 +183,7 @@ def _settled(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     )
     waits = pl.col("state") == PENDING
     frame = frame.with_columns(
-        pl.coalesce("_gpus", pl.col("_gpus_per_node") * pl.col("nodes")).alias("gpus"),
+        pl.coalesce("_gpus", "_gpus_per_job", pl.col("_gpus_per_node") * pl.col("nodes"), "_no_gpus").alias("gpus"),
         pl.coalesce(pl.col("_tres_mib"), pl.when(has_memory).then(pl.col("_req_mib") * factor))
         .round()
         .cast(pl.Int64)
@@ -250,22 +254,22 @@ class _Fields:
         )
 
     def gpus(self) -> pl.Expr:
-        """The untyped count where there is one, else the sum over types; 0 where TRES name no GPU."""
+        """The untyped count where there is one, else the sum over types; null where TRES name no GPU."""
         counts = []
         for tres in self._tres_texts():
             untyped = tres.str.extract(r"(?:^|,)gres/gpu=(\d+)").cast(pl.Int64, strict=False)
             typed = tres.str.extract_all(r"(?:^|,)gres/gpu:[^=,]+=\d+")
             total = typed.list.eval(pl.element().str.extract(r"=(\d+)$").cast(pl.Int64)).list.sum()
             counts += [untyped, pl.when(typed.list.len() > 0).then(total)]
-        no_gpu = pl.when(pl.coalesce(self._tres_texts()).is_not_null() & self._gres().is_null()).then(0)
-        return pl.coalesce([*counts, no_gpu])
+        return pl.coalesce(counts)
 
-    def _gres(self) -> pl.Expr:
-        return self.first("reqgres", "allocgres", "gres", "trespernode")
+    def no_gpus(self) -> pl.Expr:
+        """0 where TRES are told: what they do not name, the job has not."""
+        return pl.when(pl.coalesce(self._tres_texts()).is_not_null()).then(0)
 
-    def per_node_gpus(self) -> pl.Expr:
-        """Of the old GRES columns: `gpu:4`, `gpu:a100:4`, `gres:gpu:8`, a count for each node."""
-        parts = self._gres().str.extract_all(r"gpu(?::[A-Za-z][^:,()]*)?(?::\d+)?")
+    def gres_gpus(self, *names: str) -> pl.Expr:
+        """Of GRES texts: `gpu:4`, `gpu:a100:4`, `gres:gpu:8`."""
+        parts = self.first(*names).str.extract_all(r"gpu(?::[A-Za-z][^:,()]*)?(?::\d+)?")
         each = pl.element().str.extract(r":(\d+)$").cast(pl.Int64).fill_null(1)
         return pl.when(parts.list.len() > 0).then(parts.list.eval(each).list.sum())
 

@@ -14,12 +14,38 @@ import polars as pl
 
 from pipelines.sources import Finding, LiveJobs, SourceError
 from pipelines.sources.inventory import exists, nodes_frame, occupied, read_inventory
-from pipelines.sources.sacct import LIVE_STATES, SacctError, parse_sacct
+from pipelines.sources.sacct import DELIMITERS, LIVE_STATES, SacctError, empty_jobs, parse_sacct
+
+_SETTLE = 64_000  # characters that stood still before they are set aside
 
 
 def overlapping(jobs: pl.DataFrame, start: datetime, end: datetime) -> pl.DataFrame:
     """Jobs that were submitted, waited, ran or ended in [start, end)."""
     return jobs.filter((pl.col("submit_time") < end) & (pl.col("end_time").is_null() | (pl.col("end_time") >= start)))
+
+
+def _common_prefix(old: str, new: str) -> int:
+    """Length of the text that both begin with."""
+    low, high = 0, min(len(old), len(new))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if old[low:middle] == new[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _record_start(text: str, before: int, header: str) -> int:
+    """The last place at or before `before` where a whole record begins; names may hold newlines."""
+    fields = max(header.count(delimiter) for delimiter in DELIMITERS)
+    at = text.rfind("\n", 0, before) + 1
+    for _ in range(100):
+        line = text[at : text.find("\n", at)]
+        if at <= len(header) or max(line.count(delimiter) for delimiter in DELIMITERS) >= fields:
+            return at
+        at = text.rfind("\n", 0, at - 1) + 1
+    return 0
 
 
 class SacctFile:
@@ -37,7 +63,10 @@ class SacctFile:
         self._inventory_path = inventory
         self._lock = threading.Lock()
         self._stamp: tuple[int, int, int] | None = None
-        self._jobs = pl.DataFrame()
+        self._text = ""
+        self._jobs = empty_jobs()
+        # Ended jobs do not change: what stood at the beginning of the file and still stands there is parsed once.
+        self._settled, self._settled_jobs = 0, empty_jobs()
         self.warnings: list[str] = []
 
     def fetch_jobs(self, start: datetime, end: datetime) -> pl.DataFrame:
@@ -71,11 +100,27 @@ class SacctFile:
             except OSError as error:
                 raise SourceError(f"{self.name}: jobs_path {self.path}: {error.strerror}") from error
             try:
-                jobs, self.warnings = parse_sacct(text, self.name, datetime.fromtimestamp(stamp[0] / 1e9, UTC))
+                self._jobs = self._parse(text, datetime.fromtimestamp(stamp[0] / 1e9, UTC))
             except SacctError as error:
                 raise SourceError(f"{self.name}: jobs_path {self.path}: {error}") from error
-            self._jobs, self._stamp = jobs, stamp
-            return jobs
+            self._stamp = stamp
+            return self._jobs
+
+    def _parse(self, text: str, at: datetime) -> pl.DataFrame:
+        header = text[: text.find("\n") + 1]
+        same = _common_prefix(self._text, text)
+        if same < self._settled:
+            self._settled, self._settled_jobs = 0, empty_jobs()
+        elif same - self._settled > _SETTLE:
+            cut = _record_start(text, same, header)
+            if cut > self._settled:
+                more, _ = parse_sacct(header + text[max(self._settled, len(header)) : cut], self.name, at)
+                self._settled_jobs = pl.concat([self._settled_jobs, more])
+                self._settled = cut
+        rest, self.warnings = parse_sacct(header + text[max(self._settled, len(header)) :], self.name, at)
+        self._text = text
+        jobs = pl.concat([self._settled_jobs, rest]) if self._settled else rest
+        return jobs.unique(["job_id", "submit_time"], keep="last", maintain_order=True)
 
     def check(self) -> list[Finding]:
         """Readable, parses, age."""

@@ -31,7 +31,8 @@ _FIELD, _RECORD = "\x1f", "\x1e"
 _QUEUE_FIELDS = {
     "JobID": "JobIDRaw", "JobArrayID": "JobID", "UserName": "User", "Account": "Account", "Partition": "Partition",
     "SubmitTime": "Submit", "EligibleTime": "Eligible", "StartTime": "Start", "EndTime": "End", "State": "State",
-    "NumNodes": "NNodes", "NumCPUs": "NCPUS", "tres-alloc": "AllocTRES", "TimeLimit": "Timelimit",
+    "NumNodes": "NNodes", "NumCPUs": "NCPUS", "tres-alloc": "AllocTRES", "tres-per-node": "TresPerNode",
+    "tres-per-job": "TresPerJob", "TimeLimit": "Timelimit",
     "NodeList": "NodeList", "Reason": "Reason", "Name": "JobName",
 }  # fmt: skip
 _LONGEST_RANGE = timedelta(days=7)  # slurmdbd refuses ranges that are too wide
@@ -261,7 +262,10 @@ def _ranges(start: datetime, end: datetime) -> list[tuple[datetime, datetime]]:
 def _laid_over(known: pl.DataFrame, queue: pl.DataFrame) -> pl.DataFrame:
     key = ["job_id", "submit_time"]
     asked = ("cpus", "gpus", "memory_mib", "nodes", "time_limit_s", "name", "user", "account")
-    newer = queue.join(known.select(*key, *asked), on=key, how="left", suffix="_asked").with_columns(
+    told = known.select(*key, *asked).with_columns(
+        pl.when(pl.col("gpus") > 0).then(pl.col("gpus"))  # GPUs need not be counted by the database
+    )
+    newer = queue.join(told, on=key, how="left", suffix="_asked").with_columns(
         pl.coalesce(f"{name}_asked", name).alias(name) for name in asked
     )
     rest = known.join(queue, on=key, how="anti")

@@ -40,7 +40,7 @@ def parse_jobcomp(text: str, cluster: str, observed_at: datetime) -> pl.DataFram
         observed_at: When it was read.
 
     Returns:
-        JOB_COLUMNS.
+        JOB_COLUMNS; `gpus` is null where the file names none.
     """
     rows = [match.groupdict() for match in _JOBCOMP.finditer(text)]
     columns = list(_JOBCOMP.groupindex)
@@ -51,7 +51,8 @@ def parse_jobcomp(text: str, cluster: str, observed_at: datetime) -> pl.DataFram
             except ValueError:
                 row[name] = "Unknown"
     jobs, _ = jobs_frame(columns, [[row[name] or "" for name in columns] for row in rows], cluster, observed_at)
-    return jobs
+    # Without accounting GPUs are no TRES: that none is named does not mean that there was none.
+    return jobs.with_columns(pl.when(pl.col("gpus") > 0).then(pl.col("gpus")))
 
 
 def parse_nodes(text: str, topology: dict[str, tuple[str, str]]) -> pl.DataFrame:

@@ -8,6 +8,7 @@ named in the warnings and passed over.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +18,11 @@ import polars as pl
 _NAME = "%Y%m%dT%H%MZ"
 # A sample may carry a time of its own that is a little off the minute in which it was read.
 _SLACK = timedelta(minutes=5)
+
+
+def _read(path: Path) -> pl.DataFrame:
+    # Through one open file: Polars opens a path more than once, and would meet halves of two files when it is replaced.
+    return pl.read_ipc(io.BytesIO(path.read_bytes()))
 
 
 class Spool:
@@ -49,7 +55,7 @@ class Spool:
         held = self._held.get(kind)
         if held is None and path.exists():  # another run of this process began the minute
             with contextlib.suppress(pl.exceptions.PolarsError, OSError):
-                held = pl.read_ipc(path)
+                held = _read(path)
         whole = frame if held is None else pl.concat([held, frame], how="diagonal")
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
@@ -68,7 +74,7 @@ class Spool:
         for path, minute in self._files(kind):
             if start - _SLACK - timedelta(minutes=1) <= minute < end + _SLACK:
                 try:
-                    frame = pl.read_ipc(path)
+                    frame = _read(path)
                 except FileNotFoundError:
                     continue  # pruned since it was listed
                 except (pl.exceptions.PolarsError, OSError) as error:

@@ -1,0 +1,364 @@
+"""The scrape source on real HTTP pages: parser against prometheus_client's, spool, dead and slow targets."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from features.metrics import GPU_NAMES
+from pipelines.settings import Cluster
+from pipelines.sources import SourceError, build_telemetry
+from pipelines.sources.exposition import ExpositionError, parse_page, parse_series
+from pipelines.sources.scrape import ScrapeSource
+from pipelines.sources.spool import Spool
+from pipelines.sources.wide import Index
+from simulator.cluster import SimulatedCluster
+from simulator.exposition import Exposition
+from tests.services import Pages, free_port
+
+T0 = datetime(2026, 11, 1, 12, 0, 30, 250_000, tzinfo=UTC)
+
+
+def page(node: str, temp: float = 61, gpus: int = 2, host: bool = True) -> str:
+    lines = ["# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).", "# TYPE DCGM_FI_DEV_GPU_TEMP gauge"]
+    where = f',Hostname="{node}"' if host else ""
+    for name, value in (("DCGM_FI_DEV_GPU_TEMP", temp), ("DCGM_FI_DEV_FB_USED", 1024), ("DCGM_FI_DEV_ENC_UTIL", 0)):
+        lines += [f'{name}{{gpu="{g}",UUID="GPU-{node}-{g}"{where},hpc_job="5"}} {value}' for g in range(gpus)]
+    lines += ['ipmi_temperature_celsius{id="1",name="Inlet Temp"} 24.5', "process_open_fds 7"]
+    return "\n".join(lines) + "\n"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = T0
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., ScrapeSource]]:
+    made = []
+
+    def start(*targets: str, timeout_s: float = 1, clock: Callable[[], datetime] | None = None) -> ScrapeSource:
+        source = ScrapeSource("a", targets, tmp_path / "spool", timeout_s=timeout_s, clock=clock or Clock())
+        made.append(source)
+        return source
+
+    yield start
+    for source in made:
+        source.close()
+
+
+def test_targets_of_service_discovery(pages: Pages, make: Callable[..., ScrapeSource]) -> None:
+    for node in ("n1", "n2", "n3"):
+        pages.pages[f"/metrics/{node}"] = page(node, host=False)  # the target's labels tell the node
+    groups = [
+        {"targets": [pages.address], "labels": {"__metrics_path__": f"/metrics/{n}", "node": n}}
+        for n in ("n1", "n2", "n3")
+    ]
+    pages.pages["/sd"] = (200, "application/json", json.dumps(groups))
+    source = make(f"sd+{pages.url}/sd")
+    fetched = source.latest()
+    assert fetched.warnings == []
+    assert fetched.gpu.select(
+        "ts", "cluster", "node", "gpu_uuid", "gpu_index", "job_id", "gpu_temp_c", "fb_used_bytes"
+    ).sort("gpu_uuid").rows() == [
+        (T0, "a", f"n{n}", f"GPU-n{n}-{g}", g, "5", 61, 2**30) for n in (1, 2, 3) for g in (0, 1)
+    ]
+    assert fetched.node.sort("node").rows() == [(T0, "a", f"n{n}", 24.5, None, True) for n in (1, 2, 3)]
+    pages.pages["/metrics/n1"] = page("n1", temp=70, host=False)
+    assert source.latest().gpu.filter(pl.col("node") == "n1")["gpu_temp_c"].to_list() == [70, 70]
+
+
+def test_one_dead_target_hurts_nobody_else(pages: Pages, make: Callable[..., ScrapeSource]) -> None:
+    slow = Pages()
+    slow.pages["/metrics"] = page("n4")
+    slow.delay_s = 1.5
+    pages.pages |= {
+        "/n1": page("n1"), "/n2": (500, "text/plain", "boom"), "/n3": page("n3")[:-20],
+        "/n5": (200, "text/html", "<html>\n"),
+    }  # fmt: skip
+    dead = f"http://localhost:{free_port()}/metrics"
+    source = make(
+        f"{pages.url}/n1", f"{pages.url}/n2", f"{pages.url}/n3", f"{slow.url}/metrics", f"{pages.url}/n5", dead
+    )
+    started = time.monotonic()
+    fetched = source.latest()
+    assert time.monotonic() - started < 3
+    assert fetched.gpu["node"].to_list() == ["n1", "n1"]
+    assert [text.split(": ", 1)[1].split(" ")[0] for text in fetched.warnings] == [
+        f"{pages.url}/n2", f"{pages.url}/n3", f"{slow.url}/metrics", f"{pages.url}/n5", dead,
+    ]  # fmt: skip
+    for text, said in zip(
+        fetched.warnings, ["HTTP 500", "breaks off", "within 1 s", "no metrics page", "refused"], strict=True
+    ):
+        assert said in text
+    up = dict(fetched.node.select("node", "is_up").rows())
+    assert up == {"n1": True, "127.0.0.1": False, "localhost": False}
+    slow.stop()
+
+
+def test_a_node_that_was_seen_keeps_its_name_when_it_dies(pages: Pages, make: Callable[..., ScrapeSource]) -> None:
+    pages.pages["/m"] = page("n7")
+    source = make(f"{pages.url}/m")
+    assert source.latest().node.select("node", "is_up").rows() == [("n7", True)]
+    del pages.pages["/m"]
+    fetched = source.latest()
+    assert fetched.gpu.is_empty()
+    assert fetched.node.select("node", "is_up").rows() == [("n7", False)]
+
+
+def test_discovery_that_fails(pages: Pages, make: Callable[..., ScrapeSource]) -> None:
+    nobody = make(f"sd+http://127.0.0.1:{free_port()}/sd")
+    with pytest.raises(SourceError, match=r"service discovery.*refused"):
+        nobody.latest()
+    pages.pages["/sd"] = "[]"
+    with pytest.raises(SourceError, match="lists no targets"):
+        make(f"sd+{pages.url}/sd").latest()
+    for body in ("{}", '{"a": 1}', "[1]", '[{"labels": {}}]', "half ["):
+        pages.pages["/sd"] = body
+        with pytest.raises(SourceError, match=r"no http_sd list|lists no targets"):
+            make(f"sd+{pages.url}/sd").latest()
+    pages.pages["/n1"] = page("n1")
+    pages.pages["/sd"] = json.dumps([{"targets": [pages.address], "labels": {"__metrics_path__": "/n1"}}])
+    source = make(f"sd+{pages.url}/sd")
+    assert source.latest().gpu["node"].to_list() == ["n1", "n1"]
+    source._sd_read_s = -math.inf
+    pages.pages["/sd"] = (503, "text/plain", "")
+    fetched = source.latest()
+    assert fetched.gpu["node"].to_list() == ["n1", "n1"]
+    assert "HTTP 503; the targets it gave before are read" in fetched.warnings[0]
+
+
+def test_targets_must_be_urls(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"clusters\.a\.scrape_targets"):
+        build_telemetry("a", Cluster(telemetry="scrape"), tmp_path)
+    with pytest.raises(SourceError, match="'n1:9400' is no http"):
+        build_telemetry("a", Cluster(telemetry="scrape", scrape_targets=("n1:9400",)), tmp_path)
+
+
+def test_spool_answers_what_was_scraped(pages: Pages, make: Callable[..., ScrapeSource]) -> None:
+    clock = Clock()
+    source = make(f"{pages.url}/m", clock=clock)
+    taken = []
+    for k in range(30):
+        clock.now = T0 + timedelta(seconds=5 * k)
+        pages.pages["/m"] = page("n1", temp=40 + k)
+        taken.append((clock.now, 40 + k))
+        source.latest()
+    whole = source.fetch(T0, T0 + timedelta(hours=1))
+    assert whole.warnings == []
+    rows = whole.gpu.filter(pl.col("gpu_index") == 0).sort("ts")
+    assert rows.select("ts", "gpu_temp_c").rows() == taken
+    assert len(whole.node) == 30
+    # half-open windows
+    first = source.fetch(T0, T0 + timedelta(seconds=25)).gpu
+    assert first["gpu_temp_c"].max() == 44
+    assert len(first) == 10
+    # another process (or this one after a restart) goes on in the same minute
+    again = make(f"{pages.url}/m", clock=clock)
+    again.latest()
+    assert len(again.fetch(T0, T0 + timedelta(hours=1)).gpu) == 62
+    names = sorted(path.name for path in again.spool.folder.iterdir())
+    assert names == [
+        f"{kind}-20261101T{minute}Z.arrow" for kind in ("gpu", "node") for minute in ("1200", "1201", "1202")
+    ]
+    assert again.prune(datetime(2026, 11, 1, 12, 2, tzinfo=UTC)) == 4
+    assert again.fetch(T0, T0 + timedelta(hours=1)).gpu["ts"].min() >= datetime(2026, 11, 1, 12, 2, tzinfo=UTC)
+
+
+def test_spool_passes_over_a_broken_file_and_says_so(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    frame = pl.DataFrame({"ts": [T0], "x": [1.0]}, schema={"ts": pl.Datetime("us", "UTC"), "x": pl.Float64})
+    spool.append("gpu", frame, T0)
+    (tmp_path / "gpu-20261101T1201Z.arrow").write_bytes(b"")
+    (tmp_path / "gpu-20261101T1201Z.123.partial").write_bytes(b"half")
+    rows, warnings = spool.read("gpu", T0, T0 + timedelta(minutes=5))
+    assert rows is not None
+    assert rows["x"].to_list() == [1]
+    assert len(warnings) == 1
+    assert "gpu-20261101T1201Z.arrow cannot be read" in warnings[0]
+    os.utime(tmp_path / "gpu-20261101T1201Z.123.partial", (0, 0))
+    assert spool.prune(T0 + timedelta(minutes=10)) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_spool_is_readable_while_it_is_written(tmp_path: Path) -> None:
+    spool, reader = Spool(tmp_path), Spool(tmp_path)
+    rows = pl.DataFrame({"ts": [T0] * 500, "x": [1.0] * 500}, schema={"ts": pl.Datetime("us", "UTC"), "x": pl.Float64})
+    done = threading.Event()
+
+    def write() -> None:
+        for _ in range(60):
+            spool.append("gpu", rows, T0)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = []
+    while not done.is_set():
+        frame, warnings = reader.read("gpu", T0, T0 + timedelta(seconds=1))
+        assert warnings == []
+        seen.append(0 if frame is None else len(frame))
+    writer.join()
+    frame, _ = reader.read("gpu", T0, T0 + timedelta(seconds=1))
+    assert frame is not None
+    assert len(frame) == 30_000
+    assert seen == sorted(seen)
+    assert all(count % 500 == 0 for count in seen)
+
+
+def test_a_spool_that_cannot_be_written_does_not_stop_the_tick(pages: Pages, tmp_path: Path) -> None:
+    pages.pages["/m"] = page("n1")
+    blocker = tmp_path / "spool"
+    blocker.write_text("a file where a folder should be")
+    source = ScrapeSource("a", [f"{pages.url}/m"], blocker)
+    fetched = source.latest()
+    assert len(fetched.gpu) == 2
+    assert "cannot be written" in fetched.warnings[0]
+    assert {name: ok for name, ok, _ in source.check()}["spool"] is False
+    source.close()
+
+
+def test_check(pages: Pages, make: Callable[..., ScrapeSource]) -> None:
+    pages.pages["/m"] = page("n1")
+    found = {name: (ok, text) for name, ok, text in make(f"{pages.url}/m").check()}
+    assert found["reachable"] == (True, "1 of 1 targets answer")
+    assert found["metrics"] == (True, "2 GPUs")
+    assert found["memory_exhaustion"][0]
+    assert not found["thermal_throttle"][0]
+    pages.pages["/m"] = "process_open_fds 7\n"
+    found = {name: (ok, text) for name, ok, text in make(f"{pages.url}/m").check()}
+    assert found["metrics"][0] is False
+    assert "GPU exporters?" in found["metrics"][1]
+
+
+def test_pages_of_the_simulator_give_its_own_samples(pages: Pages, make: Callable[..., ScrapeSource]) -> None:
+    cluster = SimulatedCluster(nodes=3, start=T0 - timedelta(hours=3))
+    cluster.advance(T0)
+    exposition = Exposition(cluster)
+    for i, node in enumerate(cluster.topology.node_names):
+        body = exposition.page(i)
+        assert body is not None
+        pages.pages[f"/metrics/{node}"] = body
+    groups = [
+        {"targets": [pages.address], "labels": {"__metrics_path__": f"/metrics/{node}", "node": node}}
+        for node in cluster.topology.node_names
+    ]
+    pages.pages["/sd"] = json.dumps(groups)
+    fetched = make(f"sd+{pages.url}/sd").latest()
+    assert fetched.warnings == []
+    truth = cluster.gpu_frame().sort("gpu_uuid").drop("ts", "cluster")
+    got = fetched.gpu.sort("gpu_uuid").select(truth.columns)
+    # What an exporter rounds away: MiB, MHz, whole degrees, percents, six decimals.
+    coarse = {
+        "gpu_util_ratio": 0.006, "fb_used_bytes": 2**20, "fb_reserved_bytes": 2**20, "fb_total_bytes": 2**21,
+        "sm_clock_hz": 1e6, "mem_clock_hz": 1e6, "gpu_temp_c": 0.51, "mem_temp_c": 0.51, "gpu_temp_margin_c": 0.51,
+    }  # fmt: skip
+    assert got["job_id"].to_list() == truth["job_id"].to_list()
+    for name in truth.columns:
+        if got[name].dtype.is_float():
+            assert got[name].is_null().to_list() == truth[name].is_null().to_list(), name
+            off = (got[name] - truth[name]).abs().max() or 0.0
+            scale = truth[name].abs().max() or 0.0
+            assert float(off) <= coarse.get(name, 1e-3 + 1e-6 * float(scale)), name  # ty: ignore[invalid-argument-type]
+        else:
+            assert got[name].to_list() == truth[name].to_list(), name
+    node = cluster.node_frame().sort("node")
+    assert fetched.node.sort("node")["inlet_temp_c"].to_list() == pytest.approx(
+        node["inlet_temp_c"].to_list(), abs=0.01
+    )
+    assert fetched.node.sort("node")["node_power_w"].to_list() == pytest.approx(node["node_power_w"].to_list(), abs=1)
+
+
+# --- the parser ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ('DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1",Hostname="n1"} 61', 61),
+        ('DCGM_FI_DEV_GPU_TEMP{gpu="0", UUID="GPU-1", Hostname="n1",}   61.5  ', 61.5),
+        ('DCGM_FI_DEV_GPU_TEMP {gpu="0",UUID="GPU-1",Hostname="n1"} 6.1e1', 61),
+        ('DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1",Hostname="n1"} +Inf', math.inf),
+        ('DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1",Hostname="n1",err_msg="a } b { c # {"} 61', 61),
+        ('DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1",Hostname="n1",err_msg="say \\"no\\", \\\\ or\\nnot"} 61', 61),
+        ('DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1",Hostname="n1"} 9223372036854775794', 9223372036854775794.0),
+    ],
+)  # fmt: skip
+def test_lines(line: str, value: float) -> None:
+    for _ in range(2):  # the second time from the cache
+        index = Index()
+        got = [parse_page(f"# TYPE x gauge\n\n{line}\n", index, "n1") for _ in range(2)]
+        assert [p.values for p in got] == [[value], [value]]
+        assert index.entities[got[0].entities[0]][:3] == ("n1", "GPU-1", 0)
+
+
+def test_times_of_lines() -> None:
+    series = 'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"}'
+    index = Index()
+    assert parse_page(f"{series} 61 1793534400123\n", index, "n1").ts_ms == [1793534400123]
+    assert parse_page(f"{series} 61 1793534400.123\n", index, "n1").ts_ms == [1793534400123]
+    assert parse_page(f"{series} 61\n", index, "n1").ts_ms == [None]
+    assert parse_page(f'{series} 61 # {{trace_id="x"}} 0.5\n', index, "n1").values == [61]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<html>\n",
+        'DCGM_FI_DEV_GPU_TEMP{gpu="0} 61\n',
+        'DCGM_FI_DEV_GPU_TEMP{gpu=0,UUID="GPU-1"} 61\n',
+        'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} sixty\n',
+        'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"}\n',
+        'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 6',
+    ],
+)
+def test_what_is_no_page_is_refused_whole(text: str) -> None:
+    with pytest.raises(ExpositionError):
+        parse_page('DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-2"} 61\n' + text, Index(), "n1")
+
+
+LABEL_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(GPU_NAMES[:6]), st.integers(0, 3), LABEL_TEXT, st.floats()),
+        max_size=12,
+        unique_by=lambda row: row[:3],
+    )
+)
+def test_parser_equals_prometheus_clients(rows: list[tuple[str, int, str, float]]) -> None:
+    registry = CollectorRegistry()
+    gauges: dict[str, Gauge] = {}
+    for name, number, odd, value in rows:
+        if name not in gauges:
+            gauges[name] = Gauge(name, 'help {with} "all"', ["gpu", "UUID", "odd"], registry=registry)
+        gauges[name].labels(gpu=str(number), UUID=f"GPU-{number}", odd=odd).set(value)
+    text = generate_latest(registry).decode()
+    expected = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    index = Index()
+    for _ in range(2):
+        got = parse_page(text, index, "n1")
+        assert len(got.values) == len(expected)
+        for value, sample in zip(got.values, expected, strict=True):
+            assert value == sample.value or (math.isnan(value) and math.isnan(sample.value))
+    lines = [line for line in text.split("\n") if line and not line.startswith("#")]
+    assert [parse_series(line[: line.rfind("}") + 1]) for line in lines] == [(s.name, s.labels) for s in expected]

@@ -1,0 +1,227 @@
+"""The Slurm source on a real Slurm: jobs, nodes, windows; with accounting and without; failures said."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from features.vocabulary import JOB_COLUMNS, conform
+from pipelines.settings import Cluster
+from pipelines.sources import SourceError, build_jobs
+from pipelines.sources.slurm import SlurmSource
+from tests.services import Slurm, wait_until
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sacct")
+pytestmark = pytest.mark.services(*PROGRAMS)
+NAME = "a|b ünï\nsecond line"
+
+
+def build(slurm: Slurm, **more: str) -> SlurmSource:
+    source = build_jobs("alpha", Cluster(jobs="slurm", slurm_conf=str(slurm.conf), **more), slurm.folder)
+    assert isinstance(source, SlurmSource)
+    return source
+
+
+class Scene:
+    """Jobs in every state that can be had at once."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self.slurm = slurm
+        slurm.reset()
+        self.began = datetime.now(UTC).replace(microsecond=0)
+        self.done = slurm.submit("--gres=gpu:2", "--time=5", "--mem=1000", f"--job-name={NAME}", script="true")
+        self.failed = slurm.submit("--gres=gpu:1", "--time=5", script="exit 3")
+        slurm.wait_state(self.done, "COMPLETED")
+        slurm.wait_state(self.failed, "FAILED")
+        slurm.run("scontrol", "update", "nodename=n4", "state=drain", "reason=bad fan  in row 3")
+        self.running = slurm.submit("-N2", "--gres=gpu:8", "--exclusive", "--time=1-00:00:00", script="sleep 300")
+        slurm.wait_state(self.running, "RUNNING")
+        self.waiting = slurm.submit("-N3", "--gres=gpu:8", "--exclusive", "--time=10", script="sleep 300")
+        self.array = slurm.submit("-N3", "--gres=gpu:4", "--exclusive", "--array=1-5%2", "--time=5", script="sleep 1")
+        self.later = slurm.submit("--begin=now+1hour", "--gres=gpu:1", "--time=5", script="true")
+        self.cancelled = slurm.submit("-N4", "--exclusive", "--time=5", script="true")
+        slurm.run("scancel", str(self.cancelled))
+        slurm.wait_accounted(self.done, "COMPLETED")
+        slurm.wait_accounted(self.failed, "FAILED")
+        slurm.wait_accounted(self.running, "RUNNING")
+        slurm.wait_accounted(self.cancelled, "CANCELLED")
+        wait_until(lambda: slurm.job(self.waiting).get("StartTime", "Unknown") != "Unknown", 20, 0.2, "planned start")
+        self.ended = datetime.now(UTC) + timedelta(seconds=1)
+
+
+@pytest.fixture(scope="module")
+def scene(slurm: Slurm) -> Iterator[Scene]:
+    yield Scene(slurm)
+    slurm.reset()
+
+
+def by_id(jobs: pl.DataFrame) -> dict[str, dict[str, object]]:
+    assert jobs["job_id"].is_unique().all()
+    return {row["job_id"]: row for row in jobs.iter_rows(named=True)}
+
+
+def test_history_is_what_slurm_recorded(scene: Scene) -> None:
+    source = build(scene.slurm)
+    jobs = source.fetch_jobs(scene.began, scene.ended)
+    assert source.commands.calls == 2
+    assert source.warnings == []
+    assert conform(jobs, "raw_jobs").equals(jobs)
+    rows = by_id(jobs)
+    done = rows[str(scene.done)]
+    assert (done["state"], done["gpus"], done["nodes"], done["cpus"], done["memory_mib"]) == (
+        "COMPLETED",
+        2,
+        1,
+        1,
+        1000,
+    )
+    assert (done["time_limit_s"], done["queue"], done["account"], done["name"]) == (300, "batch", "root", NAME)
+    fields = scene.slurm.job(scene.done)
+    for column, field in [("submit_time", "SubmitTime"), ("start_time", "StartTime"), ("end_time", "EndTime")]:
+        assert done[column] == datetime.fromisoformat(fields[field]).replace(tzinfo=UTC)  # scontrol runs with TZ=UTC
+    assert done["node_list"] == fields["NodeList"]
+    assert rows[str(scene.failed)]["state"] == "FAILED"
+    running = rows[str(scene.running)]
+    assert (running["state"], running["end_time"], running["nodes"], running["gpus"]) == ("RUNNING", None, 2, 16)
+    assert len(str(running["node_list"]).split(",")) == 2
+    assert running["time_limit_s"] == 86_400
+    cancelled = rows[str(scene.cancelled)]
+    assert (cancelled["state"], cancelled["start_time"], cancelled["node_list"]) == ("CANCELLED", None, None)
+    waiting = rows[str(scene.waiting)]
+    assert (waiting["state"], waiting["start_time"], waiting["gpus"]) == ("PENDING", None, 24)
+    assert waiting["planned_start_time"] is not None
+    assert rows[str(scene.array)]["state"] == "PENDING"
+    # the database does not show jobs that are not yet eligible; the queue does
+    assert rows[str(scene.later)]["reason"] == "BeginTime"
+
+
+def test_windows(scene: Scene) -> None:
+    source = build(scene.slurm)
+    assert str(scene.done) not in by_id(source.fetch_jobs(scene.ended, scene.ended + timedelta(hours=1)))
+    assert str(scene.running) in by_id(source.fetch_jobs(scene.ended, scene.ended + timedelta(hours=1)))
+    assert source.fetch_jobs(scene.began - timedelta(days=20), scene.began - timedelta(seconds=1)).is_empty()
+    assert len(source.fetch_jobs(scene.began - timedelta(days=20), scene.ended)) >= 7
+
+
+def test_live_state(scene: Scene) -> None:
+    source = build(scene.slurm)
+    live = source.live()
+    assert source.commands.calls == 3  # the third for the topology
+    source.live()
+    assert source.commands.calls == 5
+    assert live.jobs.columns == list(JOB_COLUMNS)
+    rows = by_id(live.jobs)
+    assert set(rows) == {str(i) for i in (scene.running, scene.waiting, scene.array, scene.later)}
+    waiting = rows[str(scene.waiting)]
+    assert waiting["reason"] in ("Resources", "Priority")
+    planned = waiting["planned_start_time"]
+    assert isinstance(planned, datetime)
+    assert planned > datetime.now(UTC)
+    assert (rows[str(scene.running)]["planned_start_time"], rows[str(scene.running)]["reason"]) == (None, None)
+    assert conform(live.nodes, "core_nodes").equals(live.nodes)
+    nodes = {row["node"]: row for row in live.nodes.iter_rows(named=True)}
+    assert {name: (row["rack"], row["pod"], row["gpus"]) for name, row in nodes.items()} == {
+        "n1": ("r1", "p1", 8), "n2": ("r1", "p1", 8), "n3": ("r2", "p1", 8), "n4": ("r2", "p1", 8),
+    }  # fmt: skip
+    assert "DRAIN" in nodes["n4"]["state"]
+    assert nodes["n4"]["reason"] == "bad fan  in row 3"
+    held = str(rows[str(scene.running)]["node_list"]).split(",")
+    assert all(nodes[name]["state"].startswith("ALLOCATED") for name in held)
+
+
+def test_inventory_completes_what_slurm_does_not_know(scene: Scene, tmp_path: Path) -> None:
+    path = tmp_path / "inventory.csv"
+    path.write_text("node,rack,gpu_model\nn[1-4],row7,NVIDIA H100\n")
+    nodes = build(scene.slurm, inventory=str(path)).live().nodes
+    assert nodes.select("node", "rack", "pod", "gpu_model", "gpus").rows() == [
+        (f"n{i}", "row7", "p1", "NVIDIA H100", 8) for i in range(1, 5)
+    ]
+
+
+def test_check(scene: Scene) -> None:
+    found = {name: (ok, text) for name, ok, text in build(scene.slurm).check()}
+    assert all(ok for ok, _ in found.values()), found
+    assert found["reachable"][1] == "Slurm 22.05.8, 4 nodes"
+    assert found["gpus"][1] == "32 GPUs"
+    assert set(found) == {"reachable", "clock", "gpus", "accounting", "tres"}
+
+
+def test_state_that_changed_is_seen(slurm: Slurm) -> None:
+    slurm.reset()
+    source = build(slurm)
+    began = datetime.now(UTC)
+    job = slurm.submit("--gres=gpu:1", "--time=5", script="sleep 300")
+    slurm.wait_state(job, "RUNNING")
+    slurm.run("scancel", str(job))
+    slurm.wait_state(job, "CANCELLED")
+    # The queue knows at once, the database a little later: neither ever says that it still runs.
+    for _ in range(5):
+        row = by_id(source.fetch_jobs(began - timedelta(seconds=5), datetime.now(UTC)))[str(job)]
+        assert row["state"] == "CANCELLED"
+        assert row["end_time"] is not None
+        time.sleep(0.2)
+
+
+def test_without_accounting() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="wg-slurm-"))
+    slurm = Slurm(folder, nodes=1, accounting=False)
+    try:
+        began = datetime.now(UTC) - timedelta(seconds=2)
+        job = slurm.submit("--gres=gpu:2", "--time=5", "--job-name=a b=c", script="true")
+        slurm.wait_state(job, "COMPLETED")
+        bare = build(slurm)
+        row = by_id(bare.fetch_jobs(began, datetime.now(UTC)))[str(job)]
+        assert (row["state"], row["gpus"], row["name"]) == ("COMPLETED", 2, "a b=c")
+        assert "MinJobAge" in bare.warnings[0]
+        wait_until(lambda: slurm.jobcomp.exists() and slurm.jobcomp.read_text(), 10, 0.1, "job completion file")
+        source = build(slurm, jobs_path=str(slurm.jobcomp))
+        assert by_id(source.fetch_jobs(began, datetime.now(UTC)))[str(job)]["state"] == "COMPLETED"
+        assert source.warnings == []
+        remembered = by_id(source._completed())[str(job)]
+        told = ("state", "name", "submit_time", "end_time", "time_limit_s")
+        assert [remembered[name] for name in told] == [row[name] for name in told]
+        assert remembered["gpus"] is None  # not counted there; null, never 0
+        assert {name: ok for name, ok, _ in source.check()}["accounting"]
+        assert not {name: ok for name, ok, _ in bare.check()}["accounting"]
+        assert len(source.live().nodes) == 1
+
+        # The controller goes: an error that says so, within the time-out.
+        next(p for p in slurm._processes if "slurmctld" in p.argv[0]).kill()
+        source.commands.timeout_s = 2
+        started = time.monotonic()
+        with pytest.raises(SourceError, match=r"squeue (did not end within 2 s|failed)"):
+            source.live()
+        assert time.monotonic() - started < 5
+        assert [(name, ok) for name, ok, _ in source.check()] == [("reachable", False)]
+    finally:
+        slurm.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_commands_that_are_not_there(tmp_path: Path) -> None:
+    source = SlurmSource("alpha", folder=str(tmp_path))
+    with pytest.raises(SourceError, match=r"squeue is not in .*slurm_bin"):
+        source.live()
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo squeue: error: Invalid user >&2; exit 1", r"squeue failed \(exit 1\): squeue: error: Invalid user"),
+        ("printf 'a\\037b\\036\\nc'", "fields of another number"),
+        ("printf '1\\0371\\037root\\037'", "fields of another number"),
+    ],
+)
+def test_answers_that_are_not_whole(tmp_path: Path, script: str, message: str) -> None:
+    for name in ("squeue", "scontrol"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    with pytest.raises(SourceError, match=message):
+        SlurmSource("alpha", folder=str(tmp_path)).live()
