@@ -97,7 +97,7 @@ def doctor() -> None:
 @click.option("--since", help="Read back from this long ago, as 90m, 6h or 30d, whatever was read before.")
 def ingest(cluster: str | None, since: str | None) -> None:
     """Read new samples and jobs into the store."""
-    from pipelines.compose import ingest_once
+    from pipelines.commands import ingest_once
 
     ingest_once(_settings(), cluster, since)
 
@@ -105,7 +105,7 @@ def ingest(cluster: str | None, since: str | None) -> None:
 @cli.command("demo-history", hidden=True, epilog=_example("weatherglass demo-history"))
 def demo_history() -> None:
     """Load the simulator's past into the store (part of `run` without settings)."""
-    from pipelines.compose import load_demo_history
+    from pipelines.commands import load_demo_history
 
     load_demo_history(_settings())
 
@@ -114,7 +114,7 @@ def demo_history() -> None:
 @_cluster
 def publish(cluster: str | None) -> None:
     """Forecast all jobs and nodes, and publish."""
-    from pipelines.compose import publish_once
+    from pipelines.commands import publish_once
 
     publish_once(_settings(), cluster)
 
@@ -124,7 +124,7 @@ def publish(cluster: str | None) -> None:
 @click.option("--task", "tasks", multiple=True, help="Only this task (repeatable).")
 def retrain(cluster: str | None, tasks: tuple[str, ...]) -> None:
     """Train models; promote what earned it."""
-    from pipelines.compose import retrain_once
+    from pipelines.commands import retrain_once
 
     retrain_once(_settings(), cluster, tasks)
 
@@ -132,7 +132,7 @@ def retrain(cluster: str | None, tasks: tuple[str, ...]) -> None:
 @cli.command(epilog=_example("weatherglass maintain"))
 def maintain() -> None:
     """Compact the store and apply retention."""
-    from pipelines.compose import maintain_once
+    from pipelines.commands import maintain_once
 
     maintain_once(_settings())
 
@@ -186,7 +186,7 @@ def slurm_agent_release() -> None:
     """Remove every lease that the agent made (reservations named wg_…)."""
     from pipelines.compose import release_leases
 
-    raise SystemExit(1 if release_leases(_settings()) else 0)
+    release_leases(_settings())
 
 
 @cli.group(cls=_Group, epilog=_example("weatherglass models list"))
@@ -201,7 +201,7 @@ _task = click.argument("task")
 @_cluster
 def models_list(cluster: str | None) -> None:
     """List versions of every task with their scores; * marks the champion."""
-    from pipelines.compose import list_models
+    from pipelines.commands import list_models
 
     list_models(_settings(), cluster)
 
@@ -212,7 +212,7 @@ def models_list(cluster: str | None) -> None:
 @_cluster
 def models_show(task: str, version: str | None, cluster: str | None) -> None:
     """Print the card of a model (default: the champion)."""
-    from pipelines.compose import show_model
+    from pipelines.commands import show_model
 
     show_model(_settings(), cluster, task, version)
 
@@ -226,7 +226,7 @@ def models_show(task: str, version: str | None, cluster: str | None) -> None:
 @_cluster
 def models_promote(task: str, version: str, reason: str, cluster: str | None) -> None:
     """Make a version the champion."""
-    from pipelines.compose import promote_model
+    from pipelines.commands import promote_model
 
     promote_model(_settings(), cluster, task, version, reason)
 
@@ -237,7 +237,7 @@ def models_promote(task: str, version: str, reason: str, cluster: str | None) ->
 @_cluster
 def models_rollback(task: str, reason: str, cluster: str | None) -> None:
     """Make the previous champion the champion again."""
-    from pipelines.compose import rollback_model
+    from pipelines.commands import rollback_model
 
     rollback_model(_settings(), cluster, task, reason)
 
@@ -251,7 +251,7 @@ def token(name: str, role: str, clusters: tuple[str, ...]) -> None:
 
     It is printed once and stored hashed in api.tokens_file.
     """
-    from pipelines.compose import make_token
+    from pipelines.commands import make_token
 
     make_token(_settings(), name, role, clusters)
 

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ from pipelines.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
-_HISTORY_DAYS = 120.0  # how far back a forecast on request looks for a user's earlier jobs
-_HISTORY_AGE_S = 120.0
 _WARM_S = 600.0
 _REPORT_EVERY_S = 60.0
 
@@ -176,6 +174,7 @@ def run_api(settings: Settings, insecure: bool) -> None:
     Raises:
         BindError: It would be open to others without tokens.
     """
+    from pipelines.adapters import RuntimeForecasts
     from scheduler_hints.api import create_app
     from scheduler_hints.server import serve
     from scheduler_hints.tokens import TokenStore, check_bind
@@ -192,91 +191,92 @@ def run_api(settings: Settings, insecure: bool) -> None:
     )
 
 
-class RuntimeForecasts:
-    """Forecasts runtimes of jobs not yet submitted, for the API: champion models on the history in the store.
-
-    The history of a cluster is read again when it is older than two minutes.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._lock = threading.Lock()
-        self._history: dict[str, tuple[float, Any]] = {}
-
-    def __call__(self, cluster: str, jobs: Sequence[dict[str, Any]]) -> list[Any]:
-        """One `Quantiles` for each job, in order.
-
-        Raises:
-            ForecastUnavailableError: The store or the model cannot be read now.
-        """
-        import polars as pl
-
-        from features.vocabulary import JOB_COLUMNS, QUANTILE_COLUMNS, schema
-        from models.live import forecast_jobs
-        from models.registry import Registry
-        from scheduler_hints.errors import ForecastUnavailableError
-        from scheduler_hints.schema import Quantiles
-
-        now = datetime.now(UTC)
-        types = {name: schema("core_jobs")[name] for name in JOB_COLUMNS}
-        rows = [
-            {**dict.fromkeys(JOB_COLUMNS), **job, "cluster": cluster, "job_id": f"{i}", "state": "PENDING"}
-            for i, job in enumerate(jobs)
-        ]
-        frame = pl.DataFrame(rows, schema=types)
-        try:
-            history = self._past(cluster)
-            registry = Registry(self._settings.registry / cluster)
-            forecasts = forecast_jobs(registry, frame, history, now).filter(pl.col("forecast") == "runtime")
-        except Exception as error:
-            log.exception("runtime forecast failed")
-            raise ForecastUnavailableError(f"no runtime forecast now: {error}") from error
-        by_id = {row["job_id"]: row for row in forecasts.to_dicts()}
-        return [Quantiles(**{name: by_id[f"{i}"][name] for name in QUANTILE_COLUMNS}) for i in range(len(jobs))]
-
-    def _past(self, cluster: str) -> Any:
-        with self._lock:
-            read_at, history = self._history.get(cluster, (float("-inf"), None))
-            if history is None or time.monotonic() - read_at > _HISTORY_AGE_S:
-                from pipelines.job_history import read_jobs
-
-                with open_store(self._settings) as store:
-                    since = datetime.now(UTC) - timedelta(days=_HISTORY_DAYS)
-                    history = read_jobs(store, cluster, since)
-                self._history[cluster] = (time.monotonic(), history)
-            return history
-
-
 def run_dashboards(settings: Settings) -> None:
-    """Serve the dashboards until SIGTERM."""
+    """Serve the dashboards until SIGTERM. The worker makes its application from the same settings file."""
+    from granian import Granian
+    from granian.constants import Interfaces
+    from granian.log import LogLevels
+
+    clusters_of(settings, None)
+    Granian(
+        "pipelines.compose:dashboards_application",
+        factory=True,
+        address=settings.dashboards.host,
+        port=settings.dashboards.port,
+        interface=Interfaces.WSGI,
+        workers=1,
+        blocking_threads=4,
+        websockets=False,
+        log_level=LogLevels.warning,
+        respawn_failed_workers=True,
+        workers_kill_timeout=5,
+    ).serve()
+
+
+def dashboards_application() -> Any:
+    """The dashboards as a WSGI application, on the settings of the environment."""
     from dashboards.app import create_app
-    from dashboards.server import serve
-    from scheduler_hints.client import read_json
+    from pipelines.adapters import HintsOverHttp
+    from pipelines.settings import load_settings
 
-    api = settings.api
-    base = f"http://{'127.0.0.1' if api.host in {'0.0.0.0', '::'} else api.host}:{api.port}"
-    token = os.environ.get("WEATHERGLASS_TOKEN")
+    settings = load_settings()
     store = open_store(settings)
-
-    def hints(path: str, params: dict[str, Any]) -> dict[str, Any]:
-        return read_json(base, path, params, token=token)
-
-    app = create_app(hints, store.query, clusters=clusters_of(settings, None), refresh_s=settings.dashboards.refresh_s)
-    serve(app, settings.dashboards.host, settings.dashboards.port)
+    app = create_app(
+        HintsOverHttp(settings),
+        store.query,
+        clusters=clusters_of(settings, None),
+        refresh_s=settings.dashboards.refresh_s,
+    )
+    return app.server
 
 
 def run_slurm_agent(settings: Settings, mode: str | None, once: bool) -> None:
     """Follow the hints of one Slurm cluster until SIGTERM."""
-    agent = build_agent(settings, mode)
     from scheduler_hints.slurm_agent import run
 
-    stop = _stop_event()
+    agent = build_agent(settings, mode)
     if once:
         agent.step()
+        agent.close()
         return
-    run(agent, settings.slurm_agent.period_s, stop)
+    run(agent, settings.slurm_agent.period_s, _stop_event())
 
 
-def build_agent(settings: Settings, mode: str | None = None) -> Any:
-    """The Slurm agent of the settings."""
-    raise NotImplementedError(settings, mode)
+def release_leases(settings: Settings) -> None:
+    """Remove every lease of the agent; those in which jobs run stay and end by themselves, and are named."""
+    for name in build_agent(settings, "reserve").release_all():
+        print(f"{name} stays: jobs run in it; it ends by itself")
+
+
+def build_agent(settings: Settings, mode: Any = None) -> Any:
+    """The Slurm agent of the settings.
+
+    Raises:
+        SettingsError: No cluster is chosen, or it is not a Slurm cluster and the mode is `reserve`.
+    """
+    from pipelines.adapters import api_url
+    from scheduler_hints.client import HintsClient
+    from scheduler_hints.plan_feed import fetch_from
+    from scheduler_hints.slurm_agent import SlurmAgent
+    from scheduler_hints.slurm_audit import jsonl_audit
+    from scheduler_hints.slurm_commands import Budget, SlurmCommands
+    from scheduler_hints.slurm_guard import Limits
+
+    wanted = settings.slurm_agent
+    name = one_cluster(settings, wanted.cluster or None)
+    cluster = settings.clusters[name]
+    commands = None
+    if cluster.jobs == "slurm":
+        budget = Budget(wanted.rpcs_per_minute)
+        commands = SlurmCommands(cluster.slurm_bin, cluster.slurm_conf, cluster.slurm_timeout_s, budget)
+    client = HintsClient(api_url(settings), token=os.environ.get("WEATHERGLASS_TOKEN"))
+    return SlurmAgent(
+        name,
+        fetch_from(client, name),
+        commands,
+        mode=mode or wanted.mode,
+        audit=jsonl_audit(settings.state / "actions" / f"{name}.jsonl"),
+        limits=Limits(max_leases=wanted.max_leases, max_nodes_ratio=wanted.max_nodes_ratio),
+        breaker_failures=wanted.breaker_failures,
+        breaker_open_s=wanted.breaker_open_s,
+    )
