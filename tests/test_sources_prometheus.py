@@ -23,8 +23,6 @@ from pipelines.sources.prometheus import PrometheusSource
 from pipelines.sources.promql import decode_matrix
 from tests.services import Pages, Prometheus, free_port, http_get, scrape_config, wait_until
 
-pytestmark = pytest.mark.services("prometheus", "promtool")
-
 STEP_S = 15
 SAMPLES = 40
 T0 = math.floor(time.time() / 60) * 60 - 7200 + 0.123  # scrapes fall between whole seconds
@@ -257,6 +255,7 @@ def test_latest_is_what_was_scraped_when_it_was_scraped(prometheus: Callable[...
     wait_until(gone, 10, 0.2, "dead series leave")
     fetched = source.latest()
     assert fetched.gpu["gpu_temp_c"].to_list() == [62]
+    # Both nodes stand behind one instance; the labels of service discovery tell them apart.
     assert fetched.node.select("node", "is_up").sort("node").rows() == [("n1", True), ("n2", False)]
 
     # The server dies and comes back: an error meanwhile, then the same history.

@@ -18,8 +18,6 @@ from pipelines.sources import SourceError, build_jobs
 from pipelines.sources.slurm import SlurmSource
 from tests.services import Slurm, wait_until
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sacct")
-pytestmark = pytest.mark.services(*PROGRAMS)
 NAME = "a|b ünï\nsecond line"
 
 

@@ -139,7 +139,9 @@ class PrometheusSource:
             job = labels.get("job", "")
             # Only targets that are known to bring GPUs: what else the server scrapes is not of this cluster's nodes.
             if job in self._scrape_jobs:
-                node = self._nodes.get((job, labels.get("instance", "")), "")
+                # Its own labels, as service discovery set them, tell the node better than what else the instance gave.
+                own = metrics.node_name({k: v for k, v in labels.items() if k != "instance"})
+                node = own or self._nodes.get((job, labels.get("instance", "")), "")
                 ids = self._index.add(("up", matrix.labels[i]), UP, labels, node, job)
                 if ids is not None:
                     name[i], entity[i] = ids
@@ -154,7 +156,9 @@ class PrometheusSource:
             entity = self._index.entities[ids[1]]
             if entity.gpu_uuid:
                 self._scrape_jobs.add(job)
-                self._nodes[job, labels.get("instance", "")] = entity.node
+                target = (job, labels.get("instance", ""))
+                if self._nodes.setdefault(target, entity.node) != entity.node:
+                    self._nodes[target] = ""  # one instance speaks of several nodes
         return ids
 
     def check(self) -> list[Finding]:
