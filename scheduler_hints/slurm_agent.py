@@ -26,7 +26,7 @@ from typing import Any, Literal
 from scheduler_hints.plan_feed import PlanFeed, PlansAnswer
 from scheduler_hints.schema import ReservationPlan
 from scheduler_hints.slurm_audit import Ledger
-from scheduler_hints.slurm_checks import MIN_LEASE, fault, job_objection, node_objection, reservation_conflict
+from scheduler_hints.slurm_checks import fault, job_objection, node_objection, reservation_conflict
 from scheduler_hints.slurm_commands import (
     NoSuchReservation,
     Reservation,
@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 Mode = Literal["advise", "reserve"]
 _PURGE = timedelta(seconds=60)  # PURGE_COMP=1
+_MIN_RENEWAL = timedelta(seconds=10)
 _LOOKS = 4  # commands that it takes to consider a plan: reservations, nodes, job, create
 
 
@@ -253,7 +254,7 @@ class SlurmAgent:
 
     def _renew(self, lease: Lease, now: datetime) -> None:
         """Make it anew before Slurm purges it as idle: an active one cannot be moved, so it is deleted and made."""
-        if lease.end - now < MIN_LEASE:
+        if lease.end - now < _MIN_RENEWAL:
             return
         commands = self._slurm(3)
         try:

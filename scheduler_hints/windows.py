@@ -142,9 +142,8 @@ def _check(
         missing = [name for name in columns if name not in frame.columns]
         if missing:
             raise WindowError(f"{what} lacks columns {', '.join(missing)}; it has {', '.join(frame.columns)}")
-    names = sorted(
-        {str(name) for frame in (jobs, nodes) for name in frame["cluster"].unique()} | {cluster or ""} - {""}
-    )
+    found = {name for frame in (jobs, nodes) for name in frame["cluster"].drop_nulls().unique()}
+    names = sorted((found | {cluster or ""}) - {""})
     if len(names) > 1:
         raise WindowError(f"windows are made for one cluster at a time; the rows are of {', '.join(names)}")
     if now.tzinfo is None:
