@@ -129,6 +129,8 @@ def _cluster(
     from simulator.cluster import SimulatedCluster
     from simulator.hardware import SimulatorError
 
+    # From midnight: a restart on the same day meets the same jobs under the same ids.
+    start = start.replace(hour=0, minute=0, second=0, microsecond=0)
     try:
         simulated = SimulatedCluster(
             nodes, seed, start, tick_s, gpu_model, job_trace, fault_scale, load, cluster=name, own_jobs=own_jobs

@@ -262,7 +262,7 @@ class Events:
             # Traffic while steps still hide some of it: efficiency·K ÷ (C + e·K).
             by_rate = full * c / (p.link_efficiency - full * e)
             by_rate = by_rate if (1 - e) * by_rate <= c else c / (1 - e)
-            onset = max(by_step, by_rate) / k
+            onset = (max(by_step, by_rate) if p.reports_steps else by_rate) / k
             if event.is_lookalike:
                 event.size = 1 + (by_rate / k * float(rng.uniform(0.6, 0.82)) - 1)
                 event.size = max(event.size, 1.0)
@@ -289,7 +289,7 @@ class Events:
             event.end_at = event.hold_until + 30
             return
         event.size = MEMORY_FREE_MIN_BYTES
-        event.oom_at = event.onset_at + (float(rng.uniform(4, 45)) if event.is_step else 2.3 * event.decay_s)
+        event.oom_at = event.onset_at + (float(rng.uniform(8, 60)) if event.is_step else 2.3 * event.decay_s)
         event.hold_until = event.end_at = event.oom_at + 60
 
     # --- acting --------------------------------------------------------------------------------------------
@@ -316,7 +316,8 @@ class Events:
                 physics.link_factor[g] = max(factor, 1.0)
             elif event.mode == "lane_loss" and level > 0:
                 physics.link_factor[g] = event.size
-                physics.link_share[g] = 0.55
+                # As many bytes a step in more time, and rings that were moved to the peers' healthy links.
+                physics.link_share[g] = 0.6 / event.size
 
     def fill_memory(self, when: float) -> None:
         """Set the device memory that leaks hold at `when`."""

@@ -376,10 +376,14 @@ class Physics:
         return (self.thermal_clock < 1) | (self.temp >= self.model.temp_limit_c) | self.is_hard_slowdown
 
     def is_saturated(self) -> np.ndarray:
-        """GPUs whose NVLink is full, or that lost lanes, while their job's steps are slow because of it."""
+        """GPUs whose NVLink is full, or that lost lanes, while their job's steps are slow because of it.
+
+        Where a job tells nobody its step time, full links are all that can be known.
+        """
         full = self.nvlink_mean() >= NVLINK_SATURATED_RATIO * self.model.nvlink_achievable_bytes_per_s
         lame = self.link_share < 0.7
-        return (full | lame) & (self.step > STEP_SLOW_RATIO * self.step0) & (self.link_s > 0)
+        slow = self.step > STEP_SLOW_RATIO * self.step0
+        return ((full & (slow | ~self.reports)) | (lame & slow)) & (self.link_s > 0)
 
     def memory_used(self, when: float) -> np.ndarray:
         """Device memory in use, bytes."""
