@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 
-ALL = ("store", "nowcast", "api", "simulator", "retrain")
+ALL = ("store", "nowcast", "windows", "api", "simulator", "retrain")
 
 
 def _number(value: object) -> str:

@@ -123,26 +123,27 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
         jobs,
         chosen.tick_s,
         stop,
-        job_forecasts=lambda: published_forecasts(settings.published, name),
+        job_forecasts=lambda: published_items(settings.published, name, "jobs"),
+        node_risks=lambda: published_items(settings.published, name, "node-risks"),
         clean=clean,
         on_tick=_reporter(settings, name),
     )
 
 
-def published_forecasts(published: Path, cluster: str) -> list[Any]:
-    """Job forecasts that are published and still valid, as `JobForecast`s; an empty list when there are none."""
+def published_items(published: Path, cluster: str, kind: str) -> list[Any]:
+    """Hints of one kind that are published and still valid, in their shape; an empty list when there are none."""
     import msgspec
 
-    from scheduler_hints.schema import JobForecast
+    from scheduler_hints.schema import SHAPES
     from scheduler_hints.snapshot import SnapshotError, expires_in_s, read_snapshot, snapshot_path
 
     try:
-        snapshot = read_snapshot(snapshot_path(published, cluster, "jobs"))
+        snapshot = read_snapshot(snapshot_path(published, cluster, kind))
     except (OSError, SnapshotError):
         return []
     if expires_in_s(snapshot) <= 0:
         return []
-    return [msgspec.json.decode(item, type=JobForecast) for item in snapshot.items]
+    return [msgspec.json.decode(item, type=SHAPES[kind]) for item in snapshot.items]
 
 
 def _reporter(settings: Settings, cluster: str) -> Callable[[dict[str, Any]], None]:
@@ -276,7 +277,7 @@ def build_agent(settings: Settings, mode: Any = None) -> Any:
         commands,
         mode=mode or wanted.mode,
         audit=jsonl_audit(settings.state / "actions" / f"{name}.jsonl"),
-        limits=Limits(max_leases=wanted.max_leases, max_nodes_ratio=wanted.max_nodes_ratio),
+        limits=Limits(wanted.max_leases, wanted.max_nodes_ratio, max_lease_s=max(3600.0, settings.hints.plan_lease_s)),
         breaker_failures=wanted.breaker_failures,
         breaker_open_s=wanted.breaker_open_s,
     )

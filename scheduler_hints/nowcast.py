@@ -24,7 +24,7 @@ from models.trend import BottleneckForecaster, TrendForecaster
 from scheduler_hints.episodes import Episodes, Scored
 from scheduler_hints.inventory import Inventory, Places
 from scheduler_hints.journal import Journal
-from scheduler_hints.schema import Bottleneck, Snapshot
+from scheduler_hints.schema import Bottleneck, NodeRisk, ReservationPlan, Snapshot
 from scheduler_hints.snapshot import Publisher, SnapshotError, read_snapshot, snapshot_path, write_atomically
 
 TASK = "bottleneck"
@@ -93,7 +93,8 @@ class Nowcast:
         self._forecasts: Any = None
         self._jobs_at: datetime | None = None
         self._bottlenecks: list[Bottleneck] = []
-        self._windows: Sequence[Any] = ()
+        self._plans: Sequence[ReservationPlan] = ()
+        self._node_risks: Sequence[NodeRisk] = ()
         self._champion: str | None = None
         self._resume()
 
@@ -126,7 +127,12 @@ class Nowcast:
         return self.window.observe(gpu, node, self.inventory.only_job) if gpu.height else 0
 
     def observe_jobs(
-        self, jobs: pl.DataFrame, nodes: pl.DataFrame, forecasts: Any = (), observed_at: datetime | None = None
+        self,
+        jobs: pl.DataFrame,
+        nodes: pl.DataFrame,
+        forecasts: Any = (),
+        observed_at: datetime | None = None,
+        node_risks: Sequence[NodeRisk] = (),
     ) -> None:
         """Take in pending and running jobs, the inventory, and the newest job forecasts.
 
@@ -135,8 +141,9 @@ class Nowcast:
             nodes: Rows of `core_nodes` columns.
             forecasts: `JobForecast`s, handed on to the window and plan makers.
             observed_at: When the scheduler said so; the life of windows counts from then.
+            node_risks: The newest risks of nodes, for plans.
         """
-        self._jobs, self._nodes, self._forecasts = jobs, nodes, forecasts
+        self._jobs, self._nodes, self._forecasts, self._node_risks = jobs, nodes, forecasts, node_risks
         self._jobs_at = observed_at or datetime.now(UTC)
         inventory = Inventory.read(jobs, nodes)
         if inventory.model != self.inventory.model:
@@ -236,7 +243,7 @@ class Nowcast:
             return
         self.problems.pop("jobs", None)
         try:
-            windows, plans = self._plan(now)
+            windows, plans = self._plan(self._jobs, self._nodes, now)
         except Exception as error:
             self.problems["windows"] = f"{type(error).__name__}: {error}"
             return
@@ -245,18 +252,20 @@ class Nowcast:
         self._publish("backfill-windows", windows, ttl, age, versions, None, _outline(windows))
         self._publish("reservation-plans", plans, ttl, age, {TASK: self.forecaster.version, **versions}, horizon_s, b"")
 
-    def _plan(self, now: datetime) -> tuple[Sequence[Any], Sequence[Any]]:
+    def _plan(self, jobs: pl.DataFrame, nodes: pl.DataFrame, now: datetime) -> tuple[Sequence[Any], Sequence[Any]]:
         from scheduler_hints.plans import reservation_plans
         from scheduler_hints.windows import backfill_windows
 
         windows = backfill_windows(
-            self._jobs, self._nodes, self._forecasts, now, self.config.window_confidence,
+            jobs, nodes, self._forecasts, now, self.config.window_confidence,
             guard_s=self.config.window_guard_s, cluster=self.cluster,
         )  # fmt: skip
-        plans = reservation_plans(
-            self._bottlenecks, windows, self._jobs, self._nodes, now, self.config.plan_lease_s, cluster=self.cluster
-        )
-        return windows, plans
+        self._plans = reservation_plans(
+            self._bottlenecks, windows, jobs, nodes, now, self.config.plan_lease_s, cluster=self.cluster,
+            min_probability=self.config.publish_probability, node_risks=self._node_risks, forecasts=self._forecasts,
+            previous=self._plans,
+        )  # fmt: skip
+        return windows, self._plans
 
     def _publish(
         self,
@@ -302,12 +311,16 @@ class Nowcast:
             self.problems["registry"] = str(error)
 
     def _resume(self) -> None:
-        path = snapshot_path(self.publisher.root, self.cluster, "bottlenecks")
+        """Hints and plans that were published last go on under their names, so that a restart makes no new leases."""
+        self.episodes.resume(self._published("bottlenecks", Bottleneck))
+        self._plans = self._published("reservation-plans", ReservationPlan)
+
+    def _published(self, kind: str, shape: type[Any]) -> list[Any]:
+        path = snapshot_path(self.publisher.root, self.cluster, kind)
         try:
-            items = read_snapshot(path).items
-            self.episodes.resume(msgspec.json.decode(item, type=Bottleneck) for item in items)
+            return [msgspec.json.decode(item, type=shape) for item in read_snapshot(path).items]
         except (OSError, SnapshotError, msgspec.DecodeError):
-            return
+            return []
 
     def _write_status(
         self,

@@ -126,6 +126,7 @@ def run(
     stop_event: threading.Event,
     *,
     job_forecasts: Callable[[], Any] | None = None,
+    node_risks: Callable[[], Any] | None = None,
     jobs_period_s: float | None = None,
     clean: Callable[[pl.DataFrame], pl.DataFrame] | None = None,
     on_tick: Callable[[dict[str, Any]], None] | None = None,
@@ -140,6 +141,7 @@ def run(
         tick_s: Seconds between ticks, on the monotonic clock.
         stop_event: Set it to stop after the present tick.
         job_forecasts: Gives the newest job forecasts when jobs are taken in.
+        node_risks: Gives the newest risks of nodes then.
         jobs_period_s: Seconds between questions to the job source; default: the nowcast's own setting.
         clean: Applied to GPU samples before they are taken in, as the cleaning of ingest.
         on_tick: Called with the status after each tick.
@@ -158,7 +160,7 @@ def run(
             telemetry.start()
             _take_samples(nowcast, telemetry, WAIT_SHARE * tick_s, clean)
             if jobs is not None:
-                _take_jobs(nowcast, jobs, 0.1 * tick_s if nowcast.ticks == 0 else 0.0, job_forecasts)
+                _take_jobs(nowcast, jobs, 0.1 * tick_s if nowcast.ticks == 0 else 0.0, job_forecasts, node_risks)
             try:
                 status = nowcast.tick(wall_clock())
                 if on_tick is not None:
@@ -192,7 +194,13 @@ def _take_samples(
         log.warning("samples of %s could not be taken in: %s", poll.name, error)
 
 
-def _take_jobs(nowcast: Nowcast, poll: Poll, wait_s: float, job_forecasts: Callable[[], Any] | None) -> None:
+def _take_jobs(
+    nowcast: Nowcast,
+    poll: Poll,
+    wait_s: float,
+    job_forecasts: Callable[[], Any] | None,
+    node_risks: Callable[[], Any] | None,
+) -> None:
     got = poll.take(wait_s)
     _note(nowcast, "job-source", poll.problem)
     if got is None:
@@ -200,7 +208,8 @@ def _take_jobs(nowcast: Nowcast, poll: Poll, wait_s: float, job_forecasts: Calla
     live, asked_at = got
     try:
         forecasts = job_forecasts() if job_forecasts is not None else ()
-        nowcast.observe_jobs(live.jobs, live.nodes, forecasts, asked_at)
+        risks = node_risks() if node_risks is not None else ()
+        nowcast.observe_jobs(live.jobs, live.nodes, forecasts, asked_at, risks)
     except Exception as error:
         _note(nowcast, "job-source", f"{poll.name}: {error}")
         log.warning("jobs of %s could not be taken in: %s", poll.name, error)

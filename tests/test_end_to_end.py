@@ -204,7 +204,7 @@ def test_a_lease_is_made_for_the_planned_job(scenario):
     assert scenario.lease["Users"] == "root"
     assert scenario.lease["Nodes"] in {"n3", "n4"}
     flags = set(scenario.lease["Flags"].split(","))
-    assert {"FLEX", "MAGNETIC", "NO_HOLD_JOBS_AFTER"} <= flags
+    assert {"FLEX", "MAGNETIC", "NO_HOLD_JOBS_AFTER_END"} <= flags
 
 
 def test_the_unmodified_job_starts_in_its_lease_and_outlives_it(scenario):
