@@ -174,7 +174,10 @@ def write_window(writer: Writer, window: Window, source: str, *, mark: datetime 
             ("core", "core_gpu_samples", core),
             ("node", "core_node_samples", node),
         ):
-            counts[name] += _put(writer, table, cluster, begin, end, frame, is_overlap)
+            if is_overlap or mark is None:
+                counts[name] += _put(writer, table, cluster, begin, end, frame, is_overlap)
+            else:
+                counts[name] += writer.replace_window(table, cluster, begin, end, frame)
         if not is_overlap:
             findings += [("core_gpu_samples", wrong), ("core_node_samples", node_wrong)]
     quality = _quality_rows(window, source, findings, is_empty=raw.is_empty() and nodes.is_empty())

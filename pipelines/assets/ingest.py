@@ -1,0 +1,69 @@
+"""Assets raw and core: jobs, nodes and samples as received and cleaned, and the findings about their quality."""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from pipelines.asset_metadata import figures, rows, table_spec
+from pipelines.assets.outcome import ANSWERS, answers
+from pipelines.resources import Weatherglass
+from pipelines.steps import ingest_jobs_of, ingest_telemetry_of
+
+# A window may wait for the one before it; after this long without samples something is wrong.
+FRESH_S = 1800.0
+_RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS)
+
+
+@dg.multi_asset(
+    specs=[
+        table_spec("raw_jobs", "raw", fresh_s=FRESH_S),
+        table_spec("core_jobs", "core", deps=["raw_jobs"], fresh_s=FRESH_S),
+        table_spec("core_nodes", "core", fresh_s=FRESH_S),
+    ],
+    check_specs=[dg.AssetCheckSpec(ANSWERS, asset="raw_jobs", description="Every scheduler answered.")],
+    retry_policy=_RETRY,
+)
+def ingest_jobs(
+    context: dg.AssetExecutionContext, weatherglass: Weatherglass
+) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+    """Jobs and nodes of every cluster in their newest known state."""
+    now = weatherglass.now()
+    store = weatherglass.store()
+    reports = [ingest_jobs_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
+    shared = figures(reports, ["lag_s", "mark", "error"])
+    for name, count in (("raw_jobs", "raw_rows"), ("core_jobs", "core_rows"), ("core_nodes", "node_rows")):
+        metadata = {**rows(sum(getattr(report, count) for report in reports)), **shared}
+        if name == "core_jobs":
+            metadata |= figures(reports, ["vanished", "findings"])
+        yield dg.MaterializeResult(asset_key=name, metadata=metadata)
+    yield answers(context, "raw_jobs", reports)
+
+
+@dg.multi_asset(
+    specs=[
+        table_spec("raw_gpu_samples", "raw", fresh_s=FRESH_S),
+        table_spec("core_gpu_samples", "core", deps=["raw_gpu_samples", "core_jobs"], fresh_s=FRESH_S),
+        table_spec("core_node_samples", "core", fresh_s=FRESH_S),
+        table_spec("core_data_quality", "core", deps=["raw_gpu_samples"], fresh_s=FRESH_S),
+    ],
+    check_specs=[dg.AssetCheckSpec(ANSWERS, asset="raw_gpu_samples", description="Every source of samples answered.")],
+    retry_policy=_RETRY,
+)
+def ingest_samples(
+    context: dg.AssetExecutionContext, weatherglass: Weatherglass
+) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+    """Windows of samples that are due, each committed with its findings and its high-water mark."""
+    now = weatherglass.now()
+    store = weatherglass.store()
+    reports = [ingest_telemetry_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
+    shared = figures(reports, ["windows", "lag_s", "mark", "error"])
+    counts = {
+        "raw_gpu_samples": sum(report.raw_rows for report in reports),
+        "core_gpu_samples": sum(report.core_rows for report in reports),
+        "core_node_samples": sum(report.node_rows for report in reports),
+        "core_data_quality": sum(sum(report.findings.values()) for report in reports),
+    }
+    for name, count in counts.items():
+        extra = figures(reports, ["findings", "warnings"]) if name == "core_data_quality" else {}
+        yield dg.MaterializeResult(asset_key=name, metadata={**rows(count), **shared, **extra})
+    yield answers(context, "raw_gpu_samples", reports)

@@ -1,0 +1,342 @@
+"""Publish: forecasts of every known job and node become snapshot files and rows; what the nowcast said is kept too.
+
+The numbers come from `models/live.py` (champions, or the baseline in charge); snapshots are what the API serves.
+Bottlenecks, windows and plans are published by the nowcast; here only its journal is brought into the store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from features.vocabulary import QUANTILE_COLUMNS, schema
+from models.registry import Registry
+from pipelines.job_history import read_jobs, read_nodes
+from pipelines.settings import Settings
+from pipelines.sources import JobSource, SourceError
+from pipelines.store import Store
+from scheduler_hints.journal import FORMAT, journal_files, read_journal
+from scheduler_hints.schema import JobForecast, NodeRisk, Quantiles, Snapshot
+from scheduler_hints.snapshot import Publisher
+
+log = logging.getLogger(__name__)
+
+HISTORY_DAYS = 120.0  # how far back forecasts look for earlier jobs of a user
+FAULT_DAYS = 365.0
+_RISK_EVERY = 0.5  # node risks are made anew when half of their life is over
+_JOURNAL_SETTLED_S = 300.0  # a line of the hour before may still be on its way
+_SHAPES = ("runtime", "remaining", "wait")
+
+
+@dataclass
+class Published:
+    """What was published for one cluster.
+
+    Attributes:
+        jobs: Jobs with a forecast.
+        nodes: Nodes with a risk; None: those published last still hold.
+        hints: Rows of `out_hints` loaded from the journal.
+        model_versions: Task → version in charge.
+        data_age_s: Age of the scheduler's word that forecasts rest on, seconds.
+        error: Why nothing new was published; None: it was.
+    """
+
+    cluster: str
+    jobs: int = 0
+    nodes: int | None = None
+    hints: int = 0
+    model_versions: dict[str, str] = field(default_factory=dict)
+    data_age_s: float | None = None
+    error: str | None = None
+
+
+def publish_jobs(store: Store, source: JobSource, settings: Settings, cluster: str, now: datetime) -> Published:
+    """Forecast every pending and running job, publish and keep the forecasts.
+
+    Args:
+        store: The store: the history that forecasts learn from.
+        source: The scheduler's present word.
+        settings: Folders and times to live.
+        cluster: Name of the cluster.
+        now: Present time, UTC.
+
+    Returns:
+        What was published. An outage of the scheduler stands in `error`: the forecasts published before expire.
+
+    Raises:
+        StoreError: The store cannot be read or written.
+        OSError: The snapshot could not be written; the one before stays.
+    """
+    from models.live import forecast_jobs
+
+    report = Published(cluster)
+    try:
+        live = source.live()
+    except SourceError as error:
+        report.error = str(error)
+        return report
+    jobs = live.jobs.with_columns(pl.lit(cluster).alias("cluster"))
+    history = read_jobs(store, cluster, now - timedelta(days=HISTORY_DAYS))
+    rows = forecast_jobs(Registry(settings.registry / cluster), jobs, history, now)
+    seen = jobs["observed_at"].max()
+    report.data_age_s = max(0.0, (now - seen).total_seconds()) if isinstance(seen, datetime) else 0.0
+    ttl_s = settings.hints.job_ttl_s
+    rows = _stamped(rows, "out_job_forecasts", cluster, now, ttl_s, report.data_age_s)
+    report.model_versions = _versions(rows, "forecast")
+    items = job_forecasts(jobs, rows)
+    Publisher(settings.published, cluster).publish(
+        "jobs", items, ttl_s=ttl_s, data_age_s=report.data_age_s, model_versions=report.model_versions
+    )
+    if not rows.is_empty():
+        store.transact(lambda w: w.upsert("out_job_forecasts", rows), purpose="keeping job forecasts")
+    report.jobs = len(items)
+    return report
+
+
+def job_forecasts(jobs: pl.DataFrame, rows: pl.DataFrame) -> list[JobForecast]:
+    """The published shape of forecast rows.
+
+    Args:
+        jobs: JOB_COLUMNS of the live jobs.
+        rows: Rows of `out_job_forecasts`, up to one for each job and kind of forecast.
+
+    Returns:
+        One `JobForecast` for each job that has any row, in the order of `jobs`.
+    """
+    by_job: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows.iter_rows(named=True):
+        by_job.setdefault(row["job_id"], {})[row["forecast"]] = row
+    items = []
+    for job in jobs.iter_rows(named=True):
+        found = by_job.get(job["job_id"])
+        if not found or job["submit_time"] is None:
+            continue
+        any_row = found.get("runtime") or next(iter(found.values()))
+        shapes = {name: _quantiles(found.get(name)) for name in _SHAPES}
+        items.append(
+            JobForecast(
+                cluster=job["cluster"],
+                job_id=job["job_id"],
+                state=job["state"],
+                user=job["user"],
+                queue=job["queue"],
+                nodes=job["nodes"],
+                gpus=job["gpus"],
+                submit_time=job["submit_time"],
+                start_time=job["start_time"],
+                time_limit_s=job["time_limit_s"],
+                node_list=job["node_list"].split(",") if job["node_list"] else [],
+                runtime=shapes["runtime"],
+                remaining=shapes["remaining"],
+                wait=shapes["wait"],
+                p_fail=_first(found, "p_fail"),
+                p_start_60s=_first(found, "p_start_60s"),
+                p_start_600s=_first(found, "p_start_600s"),
+                p_start_3600s=_first(found, "p_start_3600s"),
+                reason=job["reason"],
+                model_version=any_row["model_version"],
+                generated_at=any_row["generated_at"],
+            )
+        )
+    return items
+
+
+def publish_node_risks(
+    store: Store, settings: Settings, cluster: str, now: datetime, *, last: datetime | None = None
+) -> Published:
+    """Forecast the risk of every node, publish and keep it; risks that are young enough are left as they are.
+
+    Args:
+        store: The store.
+        settings: Folders and times to live.
+        cluster: Name of the cluster.
+        now: Present time, UTC.
+        last: When risks were last made; None: asked of the store.
+
+    Raises:
+        StoreError: The store cannot be read or written.
+        OSError: The snapshot could not be written; the one before stays.
+    """
+    from models.live import forecast_nodes
+
+    report = Published(cluster)
+    ttl_s = settings.hints.node_risk_ttl_s
+    if last is None:
+        found = store.query(
+            'SELECT max(generated_at) AS at FROM out_node_risks WHERE "cluster" = ? AND generated_at > ?',
+            [cluster, now - timedelta(seconds=ttl_s)],
+        )
+        last = found["at"][0]
+    if last is not None and now - last < timedelta(seconds=ttl_s * _RISK_EVERY):
+        return report
+    nodes = read_nodes(store, cluster)
+    faults = store.query(
+        'SELECT * FROM core_faults WHERE "cluster" = ? AND start_time >= ? ORDER BY start_time',
+        [cluster, now - timedelta(days=FAULT_DAYS)],
+    )
+    rows = forecast_nodes(Registry(settings.registry / cluster), nodes, faults, recent_signs(store, cluster, now), now)
+    seen = nodes["observed_at"].max()
+    report.data_age_s = max(0.0, (now - seen).total_seconds()) if isinstance(seen, datetime) else 0.0
+    rows = _stamped(rows, "out_node_risks", cluster, now, ttl_s, report.data_age_s)
+    if not rows.is_empty():
+        report.model_versions = {"node_failure": rows["model_version"][0]}
+    items = node_risks(rows)
+    Publisher(settings.published, cluster).publish(
+        "node-risks", items, ttl_s=ttl_s, data_age_s=report.data_age_s, model_versions=report.model_versions
+    )
+    if not rows.is_empty():
+        store.transact(lambda w: w.upsert("out_node_risks", rows), purpose="keeping node risks")
+    report.nodes = len(items)
+    return report
+
+
+def recent_signs(store: Store, cluster: str, now: datetime) -> pl.DataFrame:
+    """Hourly samples of the last week, which warn of faults: counters, temperatures, XIDs by GPU."""
+    return store.query(
+        "SELECT ts, node, gpu_uuid, xid_last, ecc_uncorrected_total, remapped_rows_total, nvlink_error_total, "
+        'gpu_temp_c, mem_temp_c, gpu_temp_margin_c, is_thermal_slowdown FROM core_gpu_hours WHERE "cluster" = ? '
+        "AND ts >= ? AND ts < ? ORDER BY node, gpu_uuid, ts",
+        [cluster, now - timedelta(days=7), now],
+    )
+
+
+def node_risks(rows: pl.DataFrame) -> list[NodeRisk]:
+    """The published shape of rows of `out_node_risks`."""
+    return [
+        NodeRisk(
+            cluster=row["cluster"],
+            node=row["node"],
+            p_1h=row["p_1h"],
+            p_24h=row["p_24h"],
+            p_7d=row["p_7d"],
+            is_climatology="climatology" in row["model_version"],
+            reasons=[reason.strip() for reason in (row["reasons"] or "").split(";") if reason.strip()],
+            model_version=row["model_version"],
+        )
+        for row in rows.iter_rows(named=True)
+    ]
+
+
+# --- the journal ------------------------------------------------------------------------------------------
+
+
+def load_journal(store: Store, settings: Settings, cluster: str, now: datetime) -> int:
+    """Bring what the nowcast published into `out_hints`; files of past hours are removed once they are in.
+
+    Loading a line twice changes nothing. The file of the present hour is read again at each run, from its new lines on.
+
+    Returns:
+        Rows written.
+
+    Raises:
+        StoreError: The store cannot be written; the journal stays.
+    """
+    rows = 0
+    this_hour = f"{now:{FORMAT}}"
+    for path in journal_files(settings.published, cluster):
+        snapshots = list(read_journal(path))
+        known = _known_versions(store, cluster, snapshots)
+        new = [snapshot for snapshot in snapshots if snapshot.version > known.get(snapshot.kind, 0)]
+        frame = hint_rows(cluster, new)
+        if not frame.is_empty():
+            rows += store.transact(lambda w, f=frame: w.upsert("out_hints", f), purpose="keeping hints")
+        settled = path.stat().st_mtime < now.timestamp() - _JOURNAL_SETTLED_S
+        if path.stem < this_hour and settled:
+            path.unlink(missing_ok=True)
+    return rows
+
+
+def _known_versions(store: Store, cluster: str, snapshots: list[Snapshot]) -> dict[str, int]:
+    """Newest version of each kind that is in the store, among those as young as the journal file."""
+    if not snapshots:
+        return {}
+    since = min(snapshot.generated_at for snapshot in snapshots)
+    found = store.query(
+        'SELECT kind, max(version) AS version FROM out_hints WHERE "cluster" = ? AND generated_at >= ? GROUP BY kind',
+        [cluster, since],
+    )
+    return dict(found.iter_rows())
+
+
+def hint_rows(cluster: str, snapshots: Iterable[Snapshot]) -> pl.DataFrame:
+    """Rows of `out_hints`: one for each hint of each snapshot, its whole JSON in `detail`.
+
+    An empty snapshot says something too (there is nothing to foresee): it becomes one row without a `hint_id`.
+    """
+    rows = []
+    for snapshot in snapshots:
+        head = {
+            "generated_at": snapshot.generated_at,
+            "valid_until": snapshot.generated_at + timedelta(seconds=snapshot.ttl_s),
+            "data_age_s": snapshot.data_age_s,
+            "model_version": ",".join(sorted(set(snapshot.model_versions.values()))) or None,
+            "cluster": cluster,
+            "kind": snapshot.kind,
+            "version": snapshot.version,
+        }
+        items = [(msgspec.json.decode(item), bytes(item).decode()) for item in snapshot.items]
+        rows += [{**head, **_hint(item), "detail": text} for item, text in items] or [{**head, "hint_id": ""}]
+    return pl.DataFrame(rows, schema=schema("out_hints"))
+
+
+def _hint(item: Mapping[str, Any]) -> dict[str, Any]:
+    onset = item.get("expected_onset")
+    jobs = item.get("job_ids") or item.get("fits_jobs") or ([item["job_id"]] if item.get("job_id") else [])
+    nodes = item.get("nodes")
+    return {
+        "hint_id": item.get("id", ""),
+        "bottleneck_class": item.get("bottleneck_class"),
+        "scope": item.get("scope"),
+        "node": item.get("node") or (",".join(nodes) if isinstance(nodes, list) else None),
+        "gpu_uuid": item.get("gpu_uuid"),
+        "job_id": ",".join(jobs) or None,
+        "horizon_s": item.get("horizon_s"),
+        "probability": item.get("probability", item.get("confidence")),
+        "expected_onset": datetime.fromisoformat(onset) if onset else None,
+        "action": item.get("action"),
+    }
+
+
+# --- small parts ------------------------------------------------------------------------------------------
+
+
+def _stamped(
+    rows: pl.DataFrame, table: str, cluster: str, now: datetime, ttl_s: float, data_age_s: float
+) -> pl.DataFrame:
+    """Rows in the table's columns, with when they were made and until when they hold."""
+    types = schema(table)
+    return rows.with_columns(
+        pl.lit(cluster).alias("cluster"),
+        pl.lit(now).alias("generated_at"),
+        pl.lit(now + timedelta(seconds=ttl_s)).alias("valid_until"),
+        pl.lit(data_age_s).alias("data_age_s"),
+    ).select(
+        (
+            pl.col(name)
+            if name in [*rows.columns, "cluster", "generated_at", "valid_until", "data_age_s"]
+            else pl.lit(None)
+        )
+        .cast(dtype)
+        .alias(name)
+        for name, dtype in types.items()
+    )
+
+
+def _versions(rows: pl.DataFrame, by: str) -> dict[str, str]:
+    return dict(rows.group_by(by).agg(pl.col("model_version").first()).sort(by).iter_rows())
+
+
+def _quantiles(row: Mapping[str, Any] | None) -> Quantiles | None:
+    if row is None or any(row[name] is None for name in QUANTILE_COLUMNS):
+        return None
+    return Quantiles(**{name: row[name] for name in QUANTILE_COLUMNS})
+
+
+def _first(found: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
+    return next((row[name] for row in found.values() if row.get(name) is not None), None)

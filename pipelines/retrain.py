@@ -1,0 +1,139 @@
+"""Nightly retraining: reads what a task learns from at one snapshot, trains it, and keeps the scores.
+
+How a model is fitted, judged and promoted stands in `models/training.py`; this module only feeds it and writes down
+what it says. One task of one cluster at a time: what is read for one is let go before the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import polars as pl
+
+from features.conditions import INPUTS
+from features.vocabulary import GPU_KEYS, GPU_QUANTITIES
+from models.registry import Registry
+from pipelines.job_history import read_jobs, read_nodes
+from pipelines.settings import Settings
+from pipelines.store import Reader, Store
+
+log = logging.getLogger(__name__)
+
+TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")
+JOB_DAYS = 365.0
+FAULT_DAYS = 730.0
+
+
+@dataclass
+class Retrained:
+    """What became of one task of one cluster.
+
+    Attributes:
+        version: The challenger, None when none was trained.
+        promoted: It took over.
+        reason: Why, or why not, in words.
+        scores: Rows of `out_scores` that were kept.
+        snapshot_id: Snapshot of the store that it learnt from.
+    """
+
+    cluster: str
+    task: str
+    version: str | None = None
+    promoted: bool = False
+    reason: str = ""
+    scores: int = 0
+    snapshot_id: int | None = None
+    error: str | None = None
+
+
+def retrain_task(store: Store, settings: Settings, cluster: str, task: str, now: datetime) -> Retrained:
+    """Train one task of one cluster, let it be judged, and keep its scores.
+
+    Args:
+        store: The store.
+        settings: Seed, threads and how much history.
+        cluster: Name of the cluster.
+        task: One of `TASKS`.
+        now: Present time, UTC: nothing that ended later is learnt from.
+
+    Returns:
+        What became of it. A training that fails stands in `error`: the champion stays in charge.
+
+    Raises:
+        KeyError: There is no such task; the message lists those there are.
+        StoreError: The store cannot be read or written.
+    """
+    if task not in TASKS:
+        raise KeyError(f"no task {task!r}; tasks: {', '.join(TASKS)}")
+    report = Retrained(cluster, task)
+    with store.reader() as reader:
+        report.snapshot_id = store_snapshot(reader)
+        frames = _READ[task](reader, settings, cluster, now)
+    try:
+        outcome = _train(task, frames, settings, cluster, now, report.snapshot_id)
+    except Exception as error:  # one task's trouble must not keep the others from learning
+        log.exception("%s: training of %s failed", cluster, task)
+        report.error = f"{type(error).__name__}: {error}"
+        return report
+    report.version, report.promoted, report.reason = outcome.version, outcome.promoted, outcome.reason
+    scores = outcome.scores
+    if scores is not None and not scores.is_empty():
+        scores = scores.with_columns(pl.lit(cluster).alias("cluster"))
+        report.scores = store.transact(lambda w: w.upsert("out_scores", scores), purpose=f"scores of {task}")
+    return report
+
+
+def _train(task: str, frames: dict[str, Any], settings: Settings, cluster: str, now: datetime, snapshot_id: int) -> Any:
+    from models import training
+
+    train = getattr(training, f"train_{task}")
+    chosen = settings.training
+    options: dict[str, Any] = {"registry": Registry(settings.registry / cluster), "at": now, "snapshot_id": snapshot_id}
+    options |= {"seed": chosen.seed, "threads": chosen.threads}
+    if task in ("runtime", "wait", "job_failure"):
+        options["min_jobs"] = chosen.min_jobs
+    return train(**frames, **options)
+
+
+def store_snapshot(reader: Reader) -> int:
+    """Number of the snapshot that a reader sees."""
+    return reader.query("SELECT id FROM ducklake_current_snapshot('wg')")["id"][0]
+
+
+def _jobs(reader: Reader, _: Settings, cluster: str, now: datetime) -> dict[str, Any]:
+    return {"jobs": read_jobs(reader, cluster, now - timedelta(days=JOB_DAYS))}
+
+
+def _faults(reader: Reader, _: Settings, cluster: str, now: datetime) -> dict[str, Any]:
+    faults = reader.query(
+        'SELECT * FROM core_faults WHERE "cluster" = ? AND start_time >= ? AND start_time < ? ORDER BY start_time',
+        [cluster, now - timedelta(days=FAULT_DAYS), now],
+    )
+    return {"faults": faults, "nodes": read_nodes(reader, cluster)}
+
+
+def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) -> dict[str, Any]:
+    since = now - timedelta(hours=settings.training.telemetry_hours)
+    names = ", ".join((*GPU_KEYS, *(name for name in INPUTS if name in GPU_QUANTITIES)))
+    samples = reader.query(
+        f'SELECT {names} FROM core_gpu_samples WHERE "cluster" = ? AND ts >= ? AND ts < ? ORDER BY gpu_uuid, ts',
+        [cluster, since, now],
+    )
+    return {
+        "samples": samples,
+        "jobs": read_jobs(reader, cluster, since),
+        "nodes": read_nodes(reader, cluster),
+    }
+
+
+_READ: dict[str, Callable[[Reader, Settings, str, datetime], dict[str, Any]]] = {
+    "runtime": _jobs,
+    "wait": _jobs,
+    "job_failure": _jobs,
+    "node_failure": _faults,
+    "bottleneck": _samples,
+}

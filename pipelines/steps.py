@@ -1,0 +1,173 @@
+"""One step of one cluster, with its sources built and its troubles caught: what assets and the command line both call.
+
+A cluster that is down must not stand in another's way: whatever goes wrong with one ends up in its report's `error`.
+Only trouble with the store itself is raised, for it is everyone's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypeVar
+
+from pipelines.derive import Derived, derive_hours, derive_minutes
+from pipelines.faults import derive_faults
+from pipelines.ingest import Ingested, ingest_telemetry
+from pipelines.job_history import JobsIngested, ingest_jobs
+from pipelines.labels import derive_labels
+from pipelines.publish import Published, load_journal, publish_jobs, publish_node_risks
+from pipelines.retrain import TASKS, Retrained, retrain_task
+from pipelines.settings import Settings
+from pipelines.sources import SourceError, build_jobs, build_telemetry
+from pipelines.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass
+class DerivedReport:
+    """What was derived for one cluster into one table."""
+
+    cluster: str
+    table: str
+    rows: int = 0
+    until: datetime | None = None
+    error: str | None = None
+
+
+@dataclass
+class ClusterIngested:
+    """A whole ingest of one cluster."""
+
+    cluster: str
+    jobs: JobsIngested
+    telemetry: Ingested
+    derived: list[DerivedReport] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong, if anything."""
+        found = [self.jobs.error, self.telemetry.error, *(report.error for report in self.derived)]
+        return [error for error in found if error]
+
+
+DERIVE: dict[str, Callable[..., Derived]] = {
+    "core_gpu_minutes": derive_minutes,
+    "core_gpu_hours": derive_hours,
+    "core_faults": derive_faults,
+    "feat_labels": derive_labels,
+}
+
+
+def ingest_jobs_of(
+    store: Store, settings: Settings, cluster: str, now: datetime, since: datetime | None = None
+) -> JobsIngested:
+    """Jobs and nodes of one cluster up to now."""
+    try:
+        source = build_jobs(cluster, settings.cluster(cluster), settings.state)
+        first_s = settings.ingest.initial_history_s
+        return ingest_jobs(store, source, cluster, now, first_history_s=first_s, since=since)
+    except SourceError as error:
+        return JobsIngested(cluster, error=str(error))
+
+
+def ingest_telemetry_of(
+    store: Store, settings: Settings, cluster: str, now: datetime, since: datetime | None = None
+) -> Ingested:
+    """All windows of samples that are due for one cluster."""
+    try:
+        source = build_telemetry(cluster, settings.cluster(cluster), settings.state)
+    except SourceError as error:
+        return Ingested(cluster, error=str(error))
+    try:
+        return ingest_telemetry(store, source, cluster, settings.ingest, now, since=since)
+    finally:
+        source.close()
+
+
+def derive_of(store: Store, settings: Settings, cluster: str, table: str) -> DerivedReport:
+    """One derived table of one cluster."""
+    report = DerivedReport(cluster, table)
+    made, report.error = _guarded(cluster, table, lambda: DERIVE[table](store, cluster, settings.ingest))
+    if made is not None:
+        report.rows, report.until = made.rows, made.until
+    return report
+
+
+def ingest_cluster(
+    store: Store, settings: Settings, cluster: str, now: datetime, since: datetime | None = None
+) -> ClusterIngested:
+    """Everything that ingest does for one cluster, in order.
+
+    Args:
+        store: The store.
+        settings: All settings.
+        cluster: Name of the cluster.
+        now: Present time, UTC.
+        since: Read again from here on; None: from the marks.
+
+    Raises:
+        StoreError: The store cannot be written.
+    """
+    jobs = ingest_jobs_of(store, settings, cluster, now, since)
+    report = ClusterIngested(cluster, jobs, ingest_telemetry_of(store, settings, cluster, now, since))
+    report.derived = [derive_of(store, settings, cluster, table) for table in DERIVE]
+    return report
+
+
+def publish_jobs_of(store: Store, settings: Settings, cluster: str, now: datetime) -> Published:
+    """Job forecasts of one cluster."""
+
+    def work() -> Published:
+        source = build_jobs(cluster, settings.cluster(cluster), settings.state)
+        return publish_jobs(store, source, settings, cluster, now)
+
+    found, error = _guarded(cluster, "publishing job forecasts", work)
+    return found or Published(cluster, error=error)
+
+
+def publish_nodes_of(store: Store, settings: Settings, cluster: str, now: datetime) -> Published:
+    """Node risks of one cluster."""
+    work = lambda: publish_node_risks(store, settings, cluster, now)  # noqa: E731 (named for the call below)
+    found, error = _guarded(cluster, "publishing node risks", work)
+    return found or Published(cluster, error=error)
+
+
+def load_hints_of(store: Store, settings: Settings, cluster: str, now: datetime) -> Published:
+    """What the nowcast of one cluster published, into the store."""
+    rows, error = _guarded(cluster, "loading the journal", lambda: load_journal(store, settings, cluster, now))
+    return Published(cluster, hints=rows or 0, error=error)
+
+
+def publish_cluster(store: Store, settings: Settings, cluster: str, now: datetime) -> list[Published]:
+    """Everything that publish does for one cluster: jobs, node risks, hints."""
+    return [step(store, settings, cluster, now) for step in (publish_jobs_of, publish_nodes_of, load_hints_of)]
+
+
+def retrain_cluster(
+    store: Store, settings: Settings, cluster: str, now: datetime, tasks: Iterable[str] = TASKS
+) -> list[Retrained]:
+    """Train tasks of one cluster, one after another."""
+    return [retrain_of(store, settings, cluster, task, now) for task in tasks]
+
+
+def retrain_of(store: Store, settings: Settings, cluster: str, task: str, now: datetime) -> Retrained:
+    """Train one task of one cluster."""
+    found, error = _guarded(cluster, f"training {task}", lambda: retrain_task(store, settings, cluster, task, now))
+    return found or Retrained(cluster, task, error=error)
+
+
+def _guarded(cluster: str, what: str, work: Callable[[], T]) -> tuple[T | None, str | None]:
+    """The result, or what went wrong; trouble with the store is raised."""
+    try:
+        return work(), None
+    except StoreError:
+        raise
+    except SourceError as error:
+        return None, str(error)
+    except Exception as error:
+        log.exception("%s: %s failed", cluster, what)
+        return None, f"{type(error).__name__}: {error}"
