@@ -17,7 +17,7 @@ import msgspec
 
 from scheduler_hints.errors import NotFoundError, UnavailableError
 from scheduler_hints.filters import select
-from scheduler_hints.schema import JobForecast, Quantiles
+from scheduler_hints.schema import JobForecast
 from scheduler_hints.shards import Row, Shard, State
 
 T = TypeVar("T")
@@ -54,21 +54,6 @@ class JobAnswer(msgspec.Struct, frozen=True):
     model_versions: dict[str, str]
     data_age_s: float
     expires_in_s: float
-
-
-class RuntimeForecast(msgspec.Struct, frozen=True):
-    """Runtime quantiles of one job of a request; `job_id` is what the request called it."""
-
-    job_id: str | None
-    runtime: Quantiles
-
-
-class RuntimeForecasts(msgspec.Struct, frozen=True):
-    """Forecasts in the order of the request's jobs."""
-
-    items: list[RuntimeForecast]
-    cluster: str
-    generated_at: datetime
 
 
 class Encoded:

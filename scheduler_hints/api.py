@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scheduler_hints.dispatch import Dispatcher, Gate
+from scheduler_hints.forecasts import Forecaster
 from scheduler_hints.metrics import Metrics
 from scheduler_hints.openapi import document
 from scheduler_hints.reloader import ShardStore
-from scheduler_hints.routes import Forecaster, Routes
+from scheduler_hints.routes import Routes
 from scheduler_hints.tokens import TokenStore
 
 __all__ = ["create_app"]
@@ -32,9 +33,9 @@ def create_app(
         published: Folder of snapshots, `<cluster>/<kind>.json`.
         clusters: Clusters that are served.
         tokens: Who may ask; None: anyone who can reach it (see `tokens.check_bind`).
-        forecast_runtimes: Called on a thread with a cluster and jobs (the fields of `routes.JobRequest`, `submit_time`
-            filled in); gives one `Quantiles` for each. It raises
-            `errors.ForecastUnavailableError` when it has no model.
+        forecast_runtimes: Called on a thread with a cluster and jobs (the fields of `forecasts.JobRequest`, with
+            `submit_time` filled in); gives one `Quantiles` for each. It raises `errors.ForecastUnavailableError` when
+            it has no model.
         readiness: Why the process is not ready beyond what its shards say, or None.
         store: Another store of shards, for tests.
     """
@@ -44,6 +45,4 @@ def create_app(
     gate = Gate(store, tokens)
     metrics = Metrics(store)
     routes = Routes(gate, metrics, document, forecast_runtimes, readiness)
-    app = Dispatcher(store, gate, metrics, routes.application())
-    app.on_shutdown(routes.close)
-    return app
+    return Dispatcher(store, gate, metrics, routes.application())

@@ -88,11 +88,6 @@ class Dispatcher:
         self._cache: dict[tuple[str, bytes, tuple[str, ...]], Encoded] = {}
         self._cached_bytes = 0
         self._generation = -1
-        self._closing: list[Callable[[], object]] = [store.stop]
-
-    def on_shutdown(self, hook: Callable[[], object]) -> None:
-        """Call `hook` when the application shuts down."""
-        self._closing.append(hook)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -215,9 +210,8 @@ class Dispatcher:
         self.store.start()
 
     def shutdown(self) -> None:
-        """Stop looking for new snapshots, and all else that was started."""
-        for hook in self._closing:
-            hook()
+        """Stop looking for new snapshots."""
+        self.store.stop()
 
 
 async def send_error(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from scheduler_hints.answers import JobAnswer, ListAnswer, RuntimeForecasts
+from scheduler_hints.answers import JobAnswer, ListAnswer
 from scheduler_hints.errors import (
     ApiError,
     BadRequestError,
@@ -23,8 +23,8 @@ from scheduler_hints.errors import (
     UnavailableError,
     UnsupportedMediaError,
 )
+from scheduler_hints.forecasts import ForecastRequest, RuntimeForecasts
 from scheduler_hints.queries import PARAMETERS, Parameter
-from scheduler_hints.routes import ForecastRequest
 from scheduler_hints.schema import (
     SHAPES,
     Bottleneck,

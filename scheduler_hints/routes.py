@@ -9,9 +9,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,61 +20,26 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from scheduler_hints.answers import RuntimeForecast, RuntimeForecasts
 from scheduler_hints.dispatch import LISTS, Gate, internal_error
 from scheduler_hints.errors import (
     ApiError,
-    BadRequestError,
     BodyTimeoutError,
     BodyTooLargeError,
-    ForecastUnavailableError,
-    InvalidBodyError,
     UnavailableError,
     UnsupportedMediaError,
     encode_error,
 )
+from scheduler_hints.forecasts import Forecaster, Forecasts, RuntimeForecast, RuntimeForecasts, decode_request
 from scheduler_hints.metrics import CONTENT_TYPE, Metrics
 from scheduler_hints.queries import parse_query
-from scheduler_hints.schema import KINDS, Quantiles
+from scheduler_hints.schema import KINDS
 from scheduler_hints.status import Alive, Ready, status_of
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 2 * 2**20
-MAX_JOBS = 1_000
 BODY_TIMEOUT_S = 10.0
-FORECAST_TIMEOUT_S = 30.0
-_MAX_PENDING_FORECASTS = 8
 
-Forecaster = Callable[[str, list[dict[str, Any]]], list[Quantiles]]
-_Text = Annotated[str, msgspec.Meta(max_length=256)]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
-
-
-class JobRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What is known of a job before it is submitted; leave out what is not. `submit_time` defaults to now."""
-
-    job_id: _Text | None = None
-    user: _Text | None = None
-    account: _Text | None = None
-    queue: _Text | None = None
-    name: _Text | None = None
-    nodes: _Count | None = None
-    cpus: _Count | None = None
-    gpus: _Count | None = None
-    memory_mib: Annotated[int, msgspec.Meta(ge=0, le=10**12)] | None = None
-    time_limit_s: Annotated[int, msgspec.Meta(ge=0, le=10**9)] | None = None
-    submit_time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-
-
-class ForecastRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Jobs of one cluster that are to be forecast, 1 to 1,000."""
-
-    cluster: _Text
-    jobs: Annotated[list[JobRequest], msgspec.Meta(min_length=1, max_length=MAX_JOBS)]
-
-
-_request_decoder = msgspec.json.Decoder(ForecastRequest)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -102,10 +66,8 @@ class Routes:
         self.store = gate.store
         self.metrics = metrics
         self.document = document
-        self.forecast_runtimes = forecast_runtimes
+        self.forecasts = Forecasts(forecast_runtimes)
         self.readiness = readiness
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="forecast")
-        self._pending = 0
 
     def application(self) -> Starlette:
         """The Starlette application of these routes."""
@@ -131,10 +93,6 @@ class Routes:
         )
         application.router.redirect_slashes = False  # a path that is not in the document is a 404
         return application
-
-    def close(self) -> None:
-        """Start no more forecasts."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _admit(self, request: Request) -> tuple[Any, tuple[str, ...]]:
         parse_query(request.scope["query_string"], ())
@@ -181,38 +139,15 @@ class Routes:
 
     async def runtime_forecasts(self, request: Request) -> Response:
         principal, visible = self._admit(request)
-        asked = _decode_request(await _body(request))
+        asked = decode_request(await _body(request))
         cluster = self.gate.one(principal, visible, asked.cluster)
-        if self.forecast_runtimes is None:
-            raise UnavailableError("no_forecaster", "this API was started without a runtime forecaster")
         now = datetime.now(UTC)
         jobs = [msgspec.structs.asdict(job) for job in asked.jobs]
         for job in jobs:
             job["submit_time"] = job["submit_time"] or now
-        found = await self._forecast(self.forecast_runtimes, cluster, jobs)
+        found = await self.forecasts.run(cluster, jobs)
         items = [RuntimeForecast(job.job_id, runtime) for job, runtime in zip(asked.jobs, found, strict=True)]
         return _Json(RuntimeForecasts(items, cluster, now))
-
-    async def _forecast(self, forecast: Forecaster, cluster: str, jobs: list[dict[str, Any]]) -> list[Quantiles]:
-        """Run the forecaster on a thread: few at a time, and not for ever."""
-        if self._pending >= _MAX_PENDING_FORECASTS:
-            raise UnavailableError("busy", f"{self._pending} forecasts are being made already; come back in a moment")
-        self._pending += 1
-        future = asyncio.get_running_loop().run_in_executor(self._pool, forecast, cluster, jobs)
-        future.add_done_callback(self._done)
-        try:
-            return await asyncio.wait_for(asyncio.shield(future), FORECAST_TIMEOUT_S)
-        except ForecastUnavailableError as error:
-            raise UnavailableError("no_forecast", str(error)) from None
-        except TimeoutError:
-            if future.done():
-                raise
-            raise UnavailableError("timeout", f"the forecaster took longer than {FORECAST_TIMEOUT_S:.0f} s") from None
-
-    def _done(self, future: asyncio.Future[Any]) -> None:
-        self._pending -= 1
-        if not future.cancelled():
-            future.exception()  # mark it as seen: the request may have given up on it
 
 
 async def _body(request: Request) -> bytes:
@@ -241,16 +176,6 @@ def _too_large() -> BodyTooLargeError:
     return BodyTooLargeError("body_too_large", f"the body has more than {MAX_BODY_BYTES} bytes")
 
 
-def _decode_request(body: bytes) -> ForecastRequest:
-    try:
-        return _request_decoder.decode(body)
-    except msgspec.ValidationError as error:
-        fields = list(JobRequest.__struct_fields__)
-        raise InvalidBodyError("invalid_body", f"{error}", {"request": ["cluster", "jobs"], "job": fields}) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequestError("bad_json", f"the body is not JSON: {error}") from None
-
-
 async def _api_error(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, ApiError)
@@ -263,6 +188,8 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
+    if "Allow" in headers:  # Starlette keeps them in a set
+        headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))
     code = _CODES.get(error.status_code, "http_error")
     path: str = request.scope["path"]  # request.url would fail on a query that is not UTF-8
     if error.status_code == 404:

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -148,6 +147,7 @@ async def _serve(
     if on_listening is not None:
         port = listener.getsockname()[1]
         server.on_startup(lambda: on_listening(port))
+    sys.setswitchinterval(0.0005)  # a request waits no longer than this for a thread that reads snapshots
     # What is alive now lives for ever: the collector need not walk it again and hold up a request.
     gc.collect()
     gc.freeze()
@@ -161,6 +161,7 @@ async def _serve(
         serving.result()
     else:
         log.warning("connections are still open %.0f s after the signal to stop: they are cut", GRACE_S)
+        loop.set_exception_handler(lambda *_: None)  # what is cut now has nothing more to say
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
@@ -200,6 +201,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # a forecast that is still being made must not hold the process
+    raise SystemExit(main())

@@ -21,6 +21,9 @@ from scheduler_hints.gauges import Gauges, gauges_of
 from scheduler_hints.schema import SHAPES, Snapshot
 
 _BATCH = 64
+_PAUSE_S = 0.0005
+"""Decoding stops this often, this long: a waiting request gets the interpreter, and a thread that sleeps often is not
+often taken off the processor while it holds the interpreter."""
 _decoders = {kind: msgspec.json.Decoder(shape) for kind, shape in SHAPES.items()}
 
 Key = tuple[str, str]
@@ -134,7 +137,7 @@ def load_shard(data: bytes, cluster: str, kind: str, origin: str | Path, now_s: 
     jobs: dict[str, Row] = {}
     for count, raw in enumerate(whole.items, 1):
         if count % _BATCH == 0:
-            time.sleep(0)  # let a waiting request have the interpreter
+            time.sleep(_PAUSE_S)
         try:
             item = decode(raw)
             row = Row(item, bytes(raw), deadline_s - _lag_s(item, whole))

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler_hints import routes, snapshot
+from scheduler_hints import forecasts, snapshot
 from scheduler_hints.api import create_app
 from scheduler_hints.dispatch import LISTS, Dispatcher
 from scheduler_hints.errors import ForecastUnavailableError
@@ -713,7 +713,7 @@ def test_a_forecaster_that_fails_or_answers_too_few_is_a_500(tmp_path: Path) -> 
 def test_a_forecaster_that_does_not_come_back_costs_its_caller_a_503(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "FORECAST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(forecasts, "FORECAST_TIMEOUT_S", 0.05)
     release = threading.Event()
 
     def slow(cluster: str, jobs: list[dict[str, Any]]) -> list[Quantiles]:
@@ -724,13 +724,16 @@ def test_a_forecaster_that_does_not_come_back_costs_its_caller_a_503(
     publish(tmp_path)
     app.store.refresh()
     try:
-        for _ in range(8):
+        for _ in range(forecasts.MAX_FORECASTS):
             error(forecast(app, {"cluster": "alpha", "jobs": [{}]}), 503, "timeout")
         error(forecast(app, {"cluster": "alpha", "jobs": [{}]}), 503, "busy")
         assert ask(app, "/v1/bottlenecks").status == 200
     finally:
         release.set()
-        app.shutdown()
+    until = time.monotonic() + 5
+    monkeypatch.setattr(forecasts, "FORECAST_TIMEOUT_S", 5)
+    while forecast(app, {"cluster": "alpha", "jobs": [{}]}).status == 503:
+        assert time.monotonic() < until
 
 
 # --- health, status, metrics ------------------------------------------------------------------------------------------
@@ -907,3 +910,8 @@ def test_an_etag_of_another_token_gives_nothing_away(tmp_path: Path) -> None:
     reply = ask(app, "/v1/bottlenecks", headers=one | {"if-none-match": etag})
     assert reply.status == 200
     assert b"alpha" not in reply.body
+    (root / "alpha" / "bottlenecks.json").unlink()  # now both see the same hints, but only one misses alpha's
+    app.store.refresh()
+    answers = [ask(app, "/v1/bottlenecks", headers=headers) for headers in (both, one)]
+    assert [answer.json()["stale_shards"] for answer in answers] == [["alpha"], []]
+    assert answers[0].headers["etag"] != answers[1].headers["etag"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -281,6 +282,31 @@ server.serve(lambda: create_app(Path(sys.argv[1]), ["alpha"]), "127.0.0.1", 0, h
 """
 
 
+STUCK = """
+import scheduler_hints.server as server, sys, time
+from pathlib import Path
+from scheduler_hints.api import create_app
+server.GRACE_S = 0.5
+app = lambda: create_app(Path(sys.argv[1]), ["alpha"], forecast_runtimes=lambda cluster, jobs: time.sleep(60))
+server.serve(app, "127.0.0.1", 0, on_listening=lambda port: print(f"listening on 127.0.0.1:{port}", flush=True))
+print("served", flush=True)
+"""
+
+
+def test_a_request_that_does_not_end_holds_the_stop_for_the_grace_alone(tmp_path: Path) -> None:
+    with running_server("-c", STUCK, str(tmp_path)) as (url, process):
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=10) as connection:
+            body = b'{"cluster": "alpha", "jobs": [{}]}'
+            head = f"POST /v1/runtime-forecasts HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            time.sleep(0.5)  # the forecast has begun
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        assert 0.4 < time.monotonic() - began < 4
+    assert "Traceback" not in process.errors
+
+
 def test_slow_clients_are_dropped_one_by_one(tmp_path: Path) -> None:
     jobs = [job(str(n), reason="x" * 2000) for n in range(8000)]  # more than the kernel buffers for a client
     publish(tmp_path, jobs=jobs, bottlenecks=[bottleneck()], ttl_s=600)
@@ -324,6 +350,7 @@ def test_tokens_change_under_a_running_server(root: Path, tmp_path: Path) -> Non
         wait_for(lambda: client.get("/v1/bottlenecks", headers=headers).status_code == 401)
 
 
+@pytest.mark.services("openssl")
 def test_it_serves_https(root: Path, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
@@ -332,8 +359,6 @@ def test_it_serves_https(root: Path, tmp_path: Path) -> None:
         check=True, capture_output=True,
     )  # fmt: skip
     with hints_server(root, "alpha", more=("--tls-cert", str(cert), "--tls-key", str(key))) as (url, _):
-        import ssl
-
         secure = url.replace("http:", "https:")
         context = ssl.create_default_context(cafile=str(cert))
         assert httpx.get(f"{secure}/readyz", verify=context, trust_env=False).status_code == 200

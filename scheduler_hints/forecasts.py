@@ -1,0 +1,138 @@
+"""Runtime forecasts on request: what may be asked, and an injected forecaster run on threads, few at a time.
+
+How a forecast is made is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+
+from scheduler_hints.errors import BadRequestError, ForecastUnavailableError, InvalidBodyError, UnavailableError
+from scheduler_hints.schema import Quantiles
+
+MAX_JOBS = 1_000
+FORECAST_TIMEOUT_S = 30.0
+MAX_FORECASTS = 4
+
+Forecaster = Callable[[str, list[dict[str, Any]]], list[Quantiles]]
+_Text = Annotated[str, msgspec.Meta(max_length=256)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+
+
+class JobRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What is known of a job before it is submitted; leave out what is not. `submit_time` defaults to now."""
+
+    job_id: _Text | None = None
+    user: _Text | None = None
+    account: _Text | None = None
+    queue: _Text | None = None
+    name: _Text | None = None
+    nodes: _Count | None = None
+    cpus: _Count | None = None
+    gpus: _Count | None = None
+    memory_mib: Annotated[int, msgspec.Meta(ge=0, le=10**12)] | None = None
+    time_limit_s: Annotated[int, msgspec.Meta(ge=0, le=10**9)] | None = None
+    submit_time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class ForecastRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Jobs of one cluster that are to be forecast, 1 to 1,000."""
+
+    cluster: _Text
+    jobs: Annotated[list[JobRequest], msgspec.Meta(min_length=1, max_length=MAX_JOBS)]
+
+
+_request_decoder = msgspec.json.Decoder(ForecastRequest)
+
+
+class RuntimeForecast(msgspec.Struct, frozen=True):
+    """Runtime quantiles of one job of a request; `job_id` is what the request called it."""
+
+    job_id: str | None
+    runtime: Quantiles
+
+
+class RuntimeForecasts(msgspec.Struct, frozen=True):
+    """Forecasts in the order of the request's jobs."""
+
+    items: list[RuntimeForecast]
+    cluster: str
+    generated_at: datetime
+
+
+class Forecasts:
+    """Runs the forecaster, if there is one."""
+
+    def __init__(self, forecast: Forecaster | None) -> None:
+        self._forecast = forecast
+        self._lock = threading.Lock()
+        self._running = 0
+
+    async def run(self, cluster: str, jobs: list[dict[str, Any]]) -> list[Quantiles]:
+        """Forecast on a thread; each job has the fields of `JobRequest`.
+
+        Raises:
+            UnavailableError: There is no forecaster or no model, others are being made, or it takes too long.
+        """
+        forecast = self._forecast
+        if forecast is None:
+            raise UnavailableError("no_forecaster", "this API was started without a runtime forecaster")
+        with self._lock:
+            if self._running >= MAX_FORECASTS:
+                raise UnavailableError("busy", f"{self._running} forecasts are being made; come back in a moment")
+            self._running += 1
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Quantiles]] = loop.create_future()
+
+        def settle(outcome: list[Quantiles] | Exception) -> None:
+            if future.done():  # the request has given up on it
+                return
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        def work() -> None:
+            try:
+                outcome: list[Quantiles] | Exception = forecast(cluster, jobs)
+            except Exception as error:
+                outcome = error
+            finally:
+                with self._lock:
+                    self._running -= 1
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, outcome)
+
+        # A daemon: a forecast that does not come back must not hold the process when it is told to stop.
+        threading.Thread(target=work, name="forecast", daemon=True).start()
+        try:
+            return await asyncio.wait_for(future, FORECAST_TIMEOUT_S)
+        except ForecastUnavailableError as error:
+            raise UnavailableError("no_forecast", str(error)) from None
+        except TimeoutError:
+            if not future.cancelled():
+                raise
+            raise UnavailableError("timeout", f"the forecaster took longer than {FORECAST_TIMEOUT_S:.0f} s") from None
+
+
+def decode_request(body: bytes) -> ForecastRequest:
+    """Decode a body.
+
+    Raises:
+        BadRequestError: It is not JSON.
+        InvalidBodyError: It has the wrong shape; the message names the field.
+    """
+    try:
+        return _request_decoder.decode(body)
+    except msgspec.ValidationError as error:
+        fields = list(JobRequest.__struct_fields__)
+        raise InvalidBodyError("invalid_body", f"{error}", {"request": ["cluster", "jobs"], "job": fields}) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError("bad_json", f"the body is not JSON: {error}") from None
