@@ -39,6 +39,7 @@ INPUTS = (
 JUST_CLEAR = np.float32(1e-3)  # a level beyond its limit that the class's second condition keeps clear
 SETTLED_S = 120.0  # memory that stays this long within SETTLED_RATIO of the device's is a plateau
 SETTLED_RATIO = 0.01
+FOLLOW_S = 600.0  # how long a plateau may still creep up (allocators fill their cache) once it is found
 PLATEAU_LEVEL_RATIO = 0.10  # less than this of the device's memory is a job that has not loaded yet
 PLATEAU_ACTIVITY = 0.05  # and a GPU that never worked meanwhile is still loading
 RELEASED_RATIO = 0.25  # memory under this share of the plateau: another process begins
@@ -66,17 +67,20 @@ def inputs(frame: pl.DataFrame) -> dict[str, Floats]:
 class JobState:
     """What is remembered of the job on each GPU: since when, its memory plateau, its own step time.
 
-    Plateau: the first level that held for `SETTLED_S` within `SETTLED_RATIO` of device memory while the GPU worked.
-    It stays for the job's life, so that neither a slow leak nor a full but steady cache moves it.
+    Plateau: the first level that held for `SETTLED_S` within `SETTLED_RATIO` of device memory while the GPU worked,
+    followed upwards while it still settles, for `FOLLOW_S` at most. Then it stays for the job's life, so that neither
+    a slow leak nor a full but steady cache moves it.
     Step time: a running median-like mean of log step times in which no single step weighs much.
     """
 
     _FLOATS = ("plateau", "low", "high", "worked", "log_step")
+    _TIMES = ("since", "settling_since", "found")
 
     def __init__(self, gpus: int = 0) -> None:
         self.job = np.full(gpus, -2, dtype=np.int64)  # -2: never seen, -1: no job known
         self.since = np.full(gpus, np.nan)
         self.settling_since = np.full(gpus, np.nan)
+        self.found = np.full(gpus, np.nan)
         self.steps = np.zeros(gpus, dtype=np.int32)
         for name in self._FLOATS:
             setattr(self, name, np.full(gpus, np.nan, dtype=np.float32))
@@ -90,7 +94,7 @@ class JobState:
         """Make room for more GPUs; those there keep their state."""
         fresh = JobState(gpus)
         old = len(self.job)
-        for name in ("job", "since", "settling_since", "steps", *self._FLOATS):
+        for name in ("job", "steps", *self._TIMES, *self._FLOATS):
             getattr(fresh, name)[:old] = getattr(self, name)
             setattr(self, name, getattr(fresh, name))
 
@@ -128,7 +132,7 @@ class JobState:
             fresh = gpu[begins]
             self.job[fresh] = job[begins]
             self.since[fresh] = ts[begins]
-            self.settling_since[fresh] = np.nan
+            self.settling_since[fresh] = self.found[fresh] = np.nan
             self.plateau[fresh] = self.low[fresh] = self.high[fresh] = self.worked[fresh] = np.nan
             self.log_step[fresh] = np.nan
             self.steps[fresh] = 0
@@ -148,7 +152,8 @@ class JobState:
         activity: Floats,
     ) -> None:
         with np.errstate(invalid="ignore"):
-            seeking = np.isnan(plateau) & (used >= PLATEAU_LEVEL_RATIO * total)
+            young = np.isnan(plateau) | (ts - self.found[gpu] <= FOLLOW_S)
+            seeking = young & (used >= PLATEAU_LEVEL_RATIO * total)
         if not seeking.any():
             return
         g, t, u, limit = gpu[seeking], ts[seeking], used[seeking], SETTLED_RATIO * total[seeking]
@@ -160,8 +165,9 @@ class JobState:
         low, high, worked = np.where(restart, u, low), np.where(restart, u, high), np.where(restart, act, worked)
         started = np.where(restart, t, self.settling_since[g])
         self.low[g], self.high[g], self.worked[g], self.settling_since[g] = low, high, worked, started
-        found = (t - started >= SETTLED_S) & (worked >= PLATEAU_ACTIVITY)
-        self.plateau[g[found]] = ((low + high) / 2)[found]
+        settled = (t - started >= SETTLED_S) & (worked >= PLATEAU_ACTIVITY)
+        self.plateau[g[settled]] = np.fmax(self.plateau[g], (low + high) / 2)[settled]
+        self.found[g[settled]] = np.fmin(self.found[g], t)[settled]
 
     def _step(self, gpu: NDArray[np.int64], step_time: Floats) -> Floats:
         ratio = np.full(len(gpu), np.nan, dtype=np.float32)

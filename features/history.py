@@ -189,4 +189,4 @@ def _with_inlet(frame: pl.DataFrame, node_samples: pl.DataFrame | None) -> pl.Da
     if node_samples is None or "inlet_temp_c" not in node_samples.columns or "inlet_temp_c" in frame.columns:
         return frame
     inlet = node_samples.select("ts", "node", "inlet_temp_c").drop_nulls().sort("ts")
-    return frame.sort("ts").join_asof(inlet, on="ts", by="node", strategy="backward")
+    return frame.sort("ts").join_asof(inlet, on="ts", by="node", strategy="backward", check_sortedness=False)

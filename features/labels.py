@@ -6,11 +6,12 @@ Here belong the rules and the bookkeeping of what is unknown; the distances they
 | class | set when |
 |---|---|
 | `thermal_throttle` | a thermal slowdown reason is active, or the margin to slowdown is ≤ 0 °C (only where the exporter gives neither: core temperature ≥ the model's slowdown temperature) |
-| `nvlink_saturation` | sent or received over NVLink ≥ 90 % of what the model achieves, or under 70 % of gang peers at the same time; and, where steps are known, step time > 1.15 × the job's own. Without steps the second half also needs the GPU to stand under 70 % of its own usual share of its peers, for ranks of a pipeline differ by nature |
+| `nvlink_saturation` | sent or received over NVLink ≥ 90 % of what the model achieves, or under 70 % of gang peers at the same time while those talk no more than usual; and, where steps are known, step time > 1.15 × the job's own. Without steps the second half also needs the GPU to stand under 70 % of its own usual share of its peers, for ranks of a pipeline differ by nature |
 | `memory_exhaustion` | total − reserved − used < 1 GiB after growth beyond the job's own plateau by 2 % of the device; or the job failed while its memory was growing so |
 
 A sample speaks for the interval before it: exporters report rates as means since their last sample. An onset is a
-change from clear to set that holds for max(10 s, two fresh samples); a condition that returns within 10 s never went.
+change from clear to set that holds for max(10 s, two fresh samples); a condition that returns within 10 s never went,
+and links that rest during a checkpoint clear only when the job's steps are fast again.
 """  # noqa: E501 - a table cell is one line
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ GAP_INTERVALS = 3.0  # a silence longer than this many intervals (and MIN_GAP_S)
 MIN_GAP_S = 60.0
 MIN_PEERS = 2
 GROWN_GIB = 1.0  # over the plateau when a job failed
+CALM_RATIO = 1.15
 IDLE_FILL_RATIO = 0.05  # peers that hardly talk say nothing about each other
 FAILED_STATES = ("FAILED", "OUT_OF_MEMORY")  # the latter says host memory, but the device was filling up
 TABLE = "feat_labels"
@@ -65,6 +67,7 @@ def states(
     with np.errstate(invalid="ignore"):
         state = np.where(np.isnan(distance), UNKNOWN, (distance <= 0).astype(np.int8))
     if bottleneck_class == "nvlink_saturation":
+        state = _through_pauses(history, book, state)
         state[_slower_than_peers(history, book) & (state == CLEAR)] = SET
     if excluded is not None and excluded.height:
         for node, start, end in excluded.select("node", "start", "end").iter_rows():
@@ -74,6 +77,22 @@ def states(
                 inside = (history.node == code) & (history.ts >= start.timestamp()) & (history.ts < until)
                 state[inside] = UNKNOWN
     return state
+
+
+def _through_pauses(history: SampleHistory, book: ThresholdBook, state: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Links that rest while the job writes a checkpoint have not cleared: the step time says when they have."""
+    steps = history.values[INDEX["step_ratio"]]
+    with np.errstate(invalid="ignore"):
+        slow = (steps > book.arrays(history.node_names)["step_slow_ratio"][history.node]) & (state != UNKNOWN)
+    n = len(state)
+    if n < 2:
+        return state
+    joined = (np.diff(history.gpu) == 0) & (np.diff(history.ts) <= gap_s(history)) & slow[1:] & slow[:-1]
+    begins = np.concatenate(([True], ~joined))
+    index = np.arange(n)
+    block = np.maximum.accumulate(np.where(begins, index, 0))
+    last_set = np.maximum.accumulate(np.where(state == SET, index, -1))
+    return np.where(slow & (last_set >= block), SET, state)
 
 
 def _slower_than_peers(history: SampleHistory, book: ThresholdBook) -> NDArray[np.bool_]:
@@ -95,12 +114,15 @@ def _slower_than_peers(history: SampleHistory, book: ThresholdBook) -> NDArray[n
     limits = book.arrays(history.node_names)
     node = history.node[has]
     steps = history.values[INDEX["step_ratio"]][has]
-    usual = _usual(history.gpu[has] * (history.job.max() + 1) + history.job[has], share)
+    of_job = history.gpu[has] * (history.job.max() + 1) + history.job[has]
+    usual = _usual(of_job, share)
+    # Peers that talk more than they are used to are the ones in trouble: the others only wait for them.
+    calm = mean <= CALM_RATIO * _usual(of_job, np.where(talks, mean, np.nan))
     with np.errstate(invalid="ignore"):
         low = share < limits["peer_slow_ratio"][node]
         by_steps = steps > limits["step_slow_ratio"][node]
         by_habit = share < limits["peer_slow_ratio"][node] * usual
-    out[has] = low & np.where(np.isnan(steps), by_habit, by_steps)
+    out[has] = low & calm & np.where(np.isnan(steps), by_habit, by_steps)
     return out
 
 
@@ -211,7 +233,9 @@ def label_bottlenecks(
         frame = _frame(history, name, rows, history.ts[rows], np.where(end >= 0, history.ts[end], np.nan))
         parts.append(frame.with_columns(pl.Series("is_censored", ~(found.is_known & found.has_held)[keep])))
         if name == "memory_exhaustion" and jobs is not None:
-            parts.append(_failed_while_growing(history, state, jobs, parts[-1]))
+            last, onset_s = failed_while_growing(history, state, found, jobs)
+            frame = _frame(history, name, last, onset_s, np.full(len(last), np.nan))
+            parts.append(frame.with_columns(pl.lit(False).alias("is_censored")))
     labels = pl.concat([conform(part, TABLE) for part in parts])
     return labels.unique(["gpu_uuid", "bottleneck_class", "onset_time"], keep="first").sort("onset_time", "gpu_uuid")
 
@@ -242,19 +266,28 @@ def _frame(
     )
 
 
-def _failed_while_growing(
-    history: SampleHistory, state: NDArray[np.int8], jobs: pl.DataFrame, known: pl.DataFrame
-) -> pl.DataFrame:
-    """Jobs that failed between two samples while their memory was on its way over the limit."""
-    none = pl.DataFrame(schema=schema(TABLE))
-    if not {"job_id", "state", "end_time"} <= set(jobs.columns) or not history.job_ids:
+def failed_while_growing(
+    history: SampleHistory, state: NDArray[np.int8], found: Runs, jobs: pl.DataFrame
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Jobs that failed while their memory was on its way over the limit, before that could be seen to hold.
+
+    Args:
+        history: The samples.
+        state: States of `memory_exhaustion`.
+        found: Its spans.
+        jobs: Rows of `core_jobs`.
+
+    Returns:
+        Row of the last sample of the job on the GPU, and the time of the onset in seconds: that sample's where it was
+        set already, else the job's end.
+    """
+    none = np.zeros(0, dtype=np.int64), np.zeros(0)
+    n = len(history.ts)
+    if not {"job_id", "state", "end_time"} <= set(jobs.columns) or not history.job_ids or n < 2:
         return none
     failed = jobs.filter(pl.col("state").is_in(FAILED_STATES) & pl.col("end_time").is_not_null())
     ended = {job: end.timestamp() for job, end in failed.select("job_id", "end_time").iter_rows()}
     at = np.array([ended.get(job, np.nan) for job in history.job_ids])
-    n = len(history.ts)
-    if n < 2:
-        return none
     changes = np.concatenate(((np.diff(history.gpu) != 0) | (np.diff(history.job) != 0), [True]))
     last = np.flatnonzero(changes & (history.job >= 0))
     last = last[last > 0]
@@ -268,8 +301,9 @@ def _failed_while_growing(
         # Jobs die when an allocation fails, which may be one interval's growth ahead of what samples saw.
         reached = distance[last] <= pace * (end_s - history.ts[last] + history.interval_s)
         growing = (pace > 0) & (over[last] >= GROWN_GIB)
-    rows = last[near_end & same & reached & growing & (state[last] == CLEAR)]
-    frame = _frame(history, "memory_exhaustion", rows, at[history.job[rows]], np.full(len(rows), np.nan))
-    frame = frame.with_columns(pl.lit(False).alias("is_censored"))
-    seen = known.filter(~pl.col("is_censored")).select("gpu_uuid", "job_id")
-    return frame.join(seen, on=["gpu_uuid", "job_id"], how="anti", nulls_equal=True)
+    held = np.zeros(n + 1, dtype=np.int64)
+    np.add.at(held, found.first[found.has_held], 1)
+    np.add.at(held, found.last[found.has_held] + 1, -1)
+    in_span = np.cumsum(held)[:-1] > 0
+    rows = last[near_end & same & reached & growing & (state[last] != UNKNOWN) & ~in_span[last]]
+    return rows, np.where(state[rows] == SET, history.ts[rows], at[history.job[rows]])

@@ -37,7 +37,7 @@ JOB_WINDOW = {"thermal_throttle": False, "nvlink_saturation": True, "memory_exha
 _PRIMARY = (
     "last", "mean", "spread", "max", "min", "slope_short", "slope_mid", "slope_all", "residual_short",
     "acceleration", "time_to_limit_short_s", "time_to_limit_mid_s", "since_change_s", "near_ratio",
-    "set_ratio", "rise_30s",
+    "set_ratio", "rise_30s", "new_low",
 )  # fmt: skip
 _SECONDARY = (
     "gpu_temp_c", "mem_temp_c", "gpu_power_w", "sm_clock_hz", "activity_ratio", "nvlink_fill_ratio",
@@ -169,11 +169,15 @@ def _primary(bottleneck_class: str, out: Floats, x: Floats, t: Floats, seen: NDA
     differs = seen & (np.abs(x - last[:, None]) > TOLERANCE[bottleneck_class])
     later = seen & ~(np.cumsum(differs[:, ::-1], axis=1)[:, ::-1] > 0)
     since = -_oldest(t, later)
+    # Against the lowest distance before the near past: negative where this window has not been before. A level that
+    # only comes back after a checkpoint or a start is not on its way to the limit.
+    old = seen & (t < -SHORT_S)
+    earlier = np.where(old.any(axis=1), np.where(old, x, np.inf).min(axis=1, initial=np.inf), np.nan)
     stats = (
         last, mean, spread, high, low, slope_short, slope_mid, slope_all, residual, slope_short - slope_mid,
         time_to_limit_s(last, slope_short), time_to_limit_s(last, slope_mid), since,
         (seen & (x <= NEAR[bottleneck_class])).sum(axis=1) / safe, (seen & (x <= 0)).sum(axis=1) / safe,
-        last - _newest(x, seen & (t <= _newest(t, seen)[:, None] - 30)),
+        last - _newest(x, seen & (t <= _newest(t, seen)[:, None] - 30)), last - earlier,
     )  # fmt: skip
     for i, stat in enumerate(stats):
         out[:, i] = np.where(some, stat, np.nan)

@@ -16,23 +16,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.conditions import CLASSES
-from features.windows import FEATURES, FeatureBlock
+from features.windows import FEATURE_INDEX, FeatureBlock
 from models.onsets import Rows
 from models.trend import HORIZONS_S, TrendForecaster
 
 FORMAT = 1
 CARD_FILE = "hazard.json"
 PARAMETERS: dict[str, Any] = {
-    "objective": "binary", "learning_rate": 0.05, "num_leaves": 15, "min_data_in_leaf": 40, "max_bin": 127,
+    "objective": "binary", "learning_rate": 0.05, "num_leaves": 12, "min_data_in_leaf": 40, "max_bin": 127,
     "feature_fraction": 0.6, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 5.0,
     "min_sum_hessian_in_leaf": 1e-2,
     "verbose": -1, "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
 ROUNDS = 150
+_COURSE = (
+    "last", "mean", "spread", "min", "slope_short", "slope_mid", "residual_short", "acceleration",
+    "time_to_limit_short_s", "time_to_limit_mid_s", "since_change_s", "near_ratio", "set_ratio", "rise_30s", "new_low",
+    "data_age_s",
+)  # fmt: skip
+# What each class learns from. A feature that cannot cause the class only tells the training days apart: inlet air,
+# the job's age in hours.
+USED = {
+    "thermal_throttle": (
+        *_COURSE, "gpu_power_w_last", "gpu_power_w_change", "gpu_power_w_slope", "activity_ratio_last",
+        "activity_ratio_change", "mem_temp_c_change", "sm_clock_hz_change", "inlet_temp_c_change",
+        "node_peers_difference", "node_peers_near_ratio", "job_peers_difference",
+    ),
+    "nvlink_saturation": (
+        *_COURSE, "nvlink_fill_ratio_last", "nvlink_fill_ratio_change", "step_ratio_last", "step_ratio_change",
+        "step_ratio_slope", "activity_ratio_last", "activity_ratio_change", "gpu_power_w_change",
+        "node_peers_difference", "node_peers_near_ratio", "job_peers_difference",
+    ),
+    "memory_exhaustion": (
+        *_COURSE, "over_plateau_gib_last", "over_plateau_gib_change", "activity_ratio_change",
+        "node_peers_difference", "node_peers_near_ratio", "job_peers_difference",
+    ),
+}  # fmt: skip
+# The nearer and the faster, the likelier, whatever else holds: keeps a few training onsets from saying otherwise.
+MONOTONE = {
+    "last": -1, "slope_short": -1, "time_to_limit_short_s": -1, "time_to_limit_mid_s": -1, "new_low": -1,
+    "step_ratio_last": 1, "nvlink_fill_ratio_last": 1,
+}  # fmt: skip
 MIN_ONSET_ROWS = 60  # fewer rows ahead of an onset teach nothing
 MIN_CALIBRATION_ROWS = 30
 LOW, HIGH = 1e-5, 0.995
 _EDGE = 1e-6
+_USED = {name: list(features) for name, features in USED.items()}
 
 
 class ModelFileError(ValueError):
@@ -41,7 +70,7 @@ class ModelFileError(ValueError):
 
 def configuration() -> dict[str, Any]:
     """What makes two fits of this forecaster refits of one another."""
-    return {"format": FORMAT, "features": list(FEATURES), "parameters": PARAMETERS, "rounds": ROUNDS}
+    return {"format": FORMAT, "features": _USED, "parameters": PARAMETERS, "monotone": MONOTONE, "rounds": ROUNDS}
 
 
 class HazardForecaster:
@@ -92,10 +121,11 @@ class HazardForecaster:
             if came.sum() < MIN_ONSET_ROWS:
                 continue
             data = lgb.Dataset(
-                _design(rows.block, row, interval), label=came, weight=rows.weight[row],
-                feature_name=[*FEATURES, "interval"], free_raw_data=True,
+                _design(name, rows.block, row, interval), label=came, weight=rows.weight[row],
+                feature_name=[*USED[name], "interval"], free_raw_data=True,
             )  # fmt: skip
-            parameters = {**PARAMETERS, "seed": seed, "num_threads": threads}
+            monotone = [MONOTONE.get(feature, 0) for feature in USED[name]] + [0]
+            parameters = {**PARAMETERS, "seed": seed, "num_threads": threads, "monotone_constraints": monotone}
             boosters[name] = lgb.train(parameters, data, num_boost_round=rounds)
             calibration[name] = [1.0] + [0.0] * len(HORIZONS_S)
         model = cls(boosters, calibration)
@@ -116,7 +146,7 @@ class HazardForecaster:
         if n == 0:
             return np.zeros((0, k))
         row, interval = np.repeat(np.arange(n), k), np.tile(np.arange(k), n)
-        return np.asarray(self.boosters[name].predict(_design(block, row, interval), num_threads=1)).reshape(n, k)
+        return np.asarray(self.boosters[name].predict(_design(name, block, row, interval), num_threads=1)).reshape(n, k)
 
     def hazards(self, block: FeatureBlock) -> NDArray[np.float64]:
         """Calibrated hazard of each interval, shape (rows, intervals)."""
@@ -151,7 +181,7 @@ class HazardForecaster:
 
     def to_files(self) -> dict[str, bytes]:
         """LightGBM text per class and one JSON."""
-        card = {"format": FORMAT, "features": list(FEATURES), "calibration": self.calibration}
+        card = {"format": FORMAT, "features": _USED, "calibration": self.calibration}
         files = {CARD_FILE: json.dumps(card, sort_keys=True).encode()}
         for name, booster in self.boosters.items():
             files[f"{name}.txt"] = booster.model_to_string().encode()
@@ -172,7 +202,7 @@ class HazardForecaster:
             raise ModelFileError(f"{CARD_FILE} is missing; there are: {', '.join(sorted(files))}") from None
         except ValueError:
             raise ModelFileError(f"{CARD_FILE} is not JSON") from None
-        if card.get("format") != FORMAT or card.get("features") != list(FEATURES):
+        if card.get("format") != FORMAT or card.get("features") != _USED:
             raise ModelFileError(f"{CARD_FILE}: made for other features or format {card.get('format')}; train again")
         boosters = {}
         for name in card["calibration"]:
@@ -185,8 +215,9 @@ class HazardForecaster:
         return cls(boosters, card["calibration"], version)
 
 
-def _design(block: FeatureBlock, row: NDArray[np.int64], interval: NDArray[np.int64]) -> NDArray[np.float32]:
-    return np.concatenate((block.matrix[row], interval[:, None].astype(np.float32)), axis=1)
+def _design(name: str, block: FeatureBlock, row: NDArray[np.int64], interval: NDArray[np.int64]) -> NDArray[np.float32]:
+    columns = [FEATURE_INDEX[feature] for feature in USED[name]]
+    return np.concatenate((block.matrix[:, columns][row], interval[:, None].astype(np.float32)), axis=1)
 
 
 def _logit(p: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.history import SampleHistory
-from features.labels import CLEAR, SET, UNKNOWN, gap_s, runs, states
+from features.labels import CLEAR, SET, UNKNOWN, failed_while_growing, gap_s, runs, states
 from features.thresholds import ThresholdBook
 from features.windows import FeatureBlock
 from models.trend import HORIZONS_S
@@ -42,9 +42,13 @@ class Course:
 
 
 def course(
-    history: SampleHistory, bottleneck_class: str, book: ThresholdBook, excluded: pl.DataFrame | None = None
+    history: SampleHistory,
+    bottleneck_class: str,
+    book: ThresholdBook,
+    excluded: pl.DataFrame | None = None,
+    jobs: pl.DataFrame | None = None,
 ) -> Course:
-    """Follow a class through a history; arguments as of `features.labels.states`."""
+    """Follow a class through a history; arguments as of `features.labels.label_bottlenecks`."""
     state = states(history, bottleneck_class, book, excluded)
     found = runs(history, state)
     onset = found.first[found.is_known & found.has_held]
@@ -52,6 +56,11 @@ def course(
     ends = np.ones(n, dtype=bool)
     if n > 1:
         ends[:-1] = (np.diff(history.gpu) != 0) | (np.diff(history.ts) > gap_s(history)) | (state[1:] == UNKNOWN)
+    if bottleneck_class == "memory_exhaustion" and jobs is not None and n:
+        last, onset_s = failed_while_growing(history, state, found, jobs)
+        # The onset lies between two samples: it counts at the first sample after it, if there is one.
+        row = np.where(history.ts[last] >= onset_s, last, np.minimum(last + 1, n - 1))
+        onset = np.unique(np.concatenate((onset, row[history.gpu[row] == history.gpu[last]])))
     hidden = found.first[~found.is_known]
     ends[np.maximum(hidden - 1, 0)] = True
     return Course(bottleneck_class, state, history.screened(bottleneck_class), np.sort(onset), np.flatnonzero(ends))

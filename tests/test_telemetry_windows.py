@@ -190,12 +190,12 @@ def test_the_plateau_is_the_first_level_held_and_belongs_to_the_job():
     for t in range(60, 240, 15):
         step(t, 60, activity=0.0)  # loaded, not yet working: no plateau of its own
     assert np.isnan(over[-1])
-    for t in range(240, 600, 15):
-        step(t, 70)
-    assert over[-1] == pytest.approx(0, abs=0.01)
-    for t in range(600, 3600, 15):
-        step(t, 70 + (t - 600) / 600)  # a slow leak does not carry the plateau along
-    assert over[-1] == pytest.approx(5, abs=0.1)
+    for t in range(240, 1200, 15):
+        step(t, 70 + min(t - 240, 600) / 600)  # the allocator's cache still fills
+    assert over[-1] == pytest.approx(0, abs=0.3)
+    for t in range(1200, 3600, 15):
+        step(t, 71 + (t - 1200) / 600)  # a slow leak does not carry the plateau along
+    assert over[-1] == pytest.approx(4, abs=0.4)
     assert step(3600, 70, job=2) == 3600
     assert np.isnan(over[-1])
 
