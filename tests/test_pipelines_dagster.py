@@ -1,6 +1,7 @@
 """Dagster: the graph, runs of the jobs on real files, checks that hold back, schedules, pruning, the instance."""
 
 import os
+import sqlite3
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ from pipelines import jobs as dagster_jobs
 from pipelines.catalogue import create_sql
 from pipelines.checks import violations
 from pipelines.dagster_home import ROOT, dagster_environment
+from pipelines.dagster_instance import prepare
 from pipelines.definitions import build_definitions
 from pipelines.maintain import prune_runs, prune_spool, retention_days
 from pipelines.resources import WORKER_TAG, is_worker_gone, worker_name
@@ -301,3 +303,25 @@ def test_the_instance_file_loads_and_writes_only_where_it_is_told(tmp_path, monk
 def test_every_job_has_a_limit_after_which_it_counts_as_dead():
     assert {job.name for job in dagster_jobs.JOBS} == {"ingest", "publish", "retrain", "maintain"}
     assert all(int(job.tags["dagster/max_runtime"]) > 0 for job in dagster_jobs.JOBS)
+
+
+def test_databases_spoiled_by_two_starts_at_once_are_mended(tmp_path, monkeypatch):
+    settings = parse_settings({"state_dir": str(tmp_path / "var")}, {})
+    for name, value in dagster_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    folder = prepare(settings, os.environ)
+    schedules = folder / "schedules" / "schedules.db"
+    before = heads(schedules)
+    assert len(before) == 1
+    with sqlite3.connect(schedules) as database:
+        database.execute("INSERT INTO alembic_version VALUES ('5771160a95ad')")
+    database.close()
+    prepare(settings, os.environ)
+    assert heads(schedules) == before
+
+
+def heads(path):
+    database = sqlite3.connect(path)
+    found = database.execute("SELECT version_num FROM alembic_version").fetchall()
+    database.close()
+    return found
