@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -237,6 +238,21 @@ async def _keep_time(exporter: Exporter) -> None:
         exporter.tick(datetime.fromtimestamp(due, UTC))
 
 
+def check_port(host: str, port: int) -> None:
+    """Find out early whether the port can be listened on.
+
+    Raises:
+        SimulatorError: It cannot; the message says why and what to do.
+    """
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        reason = error.strerror or error
+        raise SimulatorError(f"{host}:{port} cannot be listened on: {reason}; choose another --port") from None
+
+
 async def serve(exporter: Exporter, host: str, port: int, on_ready: Callable[[], None]) -> None:
     """Answer requests and keep time until SIGINT or SIGTERM.
 
@@ -256,7 +272,8 @@ async def serve(exporter: Exporter, host: str, port: int, on_ready: Callable[[],
     ready = asyncio.create_task(_wait_until_up(host, port))
     await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
-        raise SimulatorError(f"{host}:{port} cannot be listened on: {serving.exception() or 'the server ended'}")
+        reason = str(serving.exception() or "the server ended").partition("\n")[0]
+        raise SimulatorError(f"{host}:{port} cannot be listened on: {reason}")
     on_ready()
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({serving, clock, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -264,7 +281,7 @@ async def serve(exporter: Exporter, host: str, port: int, on_ready: Callable[[],
     clock.cancel()
     server.stop()
     with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.wait({serving}, timeout=5)
+        await asyncio.wait({serving}, timeout=2)
     if failure is not None:
         raise failure
 

@@ -83,20 +83,30 @@ def line(cluster: SimulatedCluster, job: Job) -> str:
 
 
 class SacctText:
-    """The whole text, made anew on each call; rows of ended jobs are made once."""
+    """The whole text, made anew on each call; rows of ended jobs are made once.
 
-    def __init__(self, cluster: SimulatedCluster) -> None:
+    Args:
+        cluster: Whose jobs.
+        rows_max: About so many ended jobs are kept, the newest.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, rows_max: int = 200_000) -> None:
         self.cluster = cluster
-        self._ended = bytearray()
+        self._chunk_rows = max(1, rows_max // 10)
+        self._chunks: list[bytearray] = [bytearray()]
+        self._rows = 0
         self._booked = 0
 
     def text(self) -> bytes:
         """Header, ended jobs in order of their end, then running and pending ones with planned starts."""
         cluster = self.cluster
-        fresh = cluster.ended[self._booked :]
-        if fresh:
-            self._ended += ("\n".join(line(cluster, job) for job in fresh) + "\n").encode()
-            self._booked = len(cluster.ended)
+        for job in cluster.ended[self._booked :]:
+            if self._rows == self._chunk_rows:
+                self._chunks = [*self._chunks[-9:], bytearray()]
+                self._rows = 0
+            self._chunks[-1] += line(cluster, job).encode() + b"\n"
+            self._rows += 1
+        self._booked = len(cluster.ended)
         cluster.scheduler.plan(cluster.time)
-        live = [line(cluster, job) for job in cluster.jobs.values()]
-        return HEADER.encode() + bytes(self._ended) + "".join(row + "\n" for row in live).encode()
+        live = "".join(line(cluster, job) + "\n" for job in cluster.jobs.values())
+        return b"".join((HEADER.encode(), *self._chunks, live.encode()))

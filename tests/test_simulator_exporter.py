@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -274,6 +275,13 @@ def test_command_line_explains_itself_and_names_what_is_wrong(tmp_path: Path) ->
     assert bad.exit_code == 1
     assert "no GPU model 'abacus'; models: NVIDIA A100" in bad.output
     assert run(command_line, ["history", "--nodes", "0"]).exit_code == 2
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        refused = run(command_line, ["serve", "--port", port, "--out", str(tmp_path)])
+    assert refused.exit_code == 1
+    assert f"127.0.0.1:{port} cannot be listened on: Address already in use" in refused.output
     good = run(
         command_line,
         ["history", "--nodes", "2", "--hours", "0.1", "--jobs-days", "0.5", "--tick-s", "30", "--until",

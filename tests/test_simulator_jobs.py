@@ -14,7 +14,7 @@ from simulator.cluster import SimulatedCluster
 from simulator.events import Rates
 from simulator.faults import FAULTS_PER_NODE_DAY, Hazards
 from simulator.hardware import SimulatorError
-from simulator.sacct import compress_hostlist
+from simulator.sacct import SacctText, compress_hostlist
 from simulator.workload import LIMITS_S, P_CANCEL, P_FAIL, Population
 
 START = datetime(2026, 11, 2, tzinfo=UTC)  # a Monday
@@ -308,6 +308,14 @@ def test_a_gpu_that_falls_off_the_bus_vanishes_before_its_node(fortnight: Simula
     fresh.advance(START + timedelta(seconds=700))
     assert fresh.gpu_frame().height == 8
     assert fresh.gpu_frame()["xid_last"].sum() == 0
+
+
+def test_sacct_text_keeps_the_newest_jobs(fortnight: SimulatedCluster) -> None:
+    lines = SacctText(fortnight, rows_max=100).text().decode().splitlines()
+    ended = [row.split("|")[1] for row in lines[1:] if "|RUNNING|" not in row and "|PENDING|" not in row]
+    assert 90 <= len(ended) <= 100
+    assert ended == [job.job_id for job in fortnight.ended[-len(ended) :]]
+    assert len(lines) == 1 + len(ended) + len(fortnight.jobs)
 
 
 @pytest.mark.parametrize(
