@@ -1,0 +1,408 @@
+"""Pieces of *What is about to go wrong?*: summary, tables of bottlenecks and node risks, what was checked.
+
+Facts in, components out; nothing is read here and no callback is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from dash import html
+
+from dashboards import words
+from dashboards.components import (
+    Column,
+    age,
+    attributes,
+    badge,
+    countdown,
+    data_bar,
+    milliseconds,
+    model_badge,
+    model_line,
+    notice,
+    soft_link,
+    table,
+)
+from dashboards.filters import Filters
+from dashboards.foresight import HORIZONS_S, Foreseen, by_class, first_onset, probability
+from dashboards.hints_reading import HintList, moment
+
+PATH = "/bottlenecks"
+_ROWS = 12
+_ROWS_AT_MOST = 500
+_RISKS = 12
+
+
+def as_of(hints: HintList, now: datetime) -> Any:
+    """When the hints were made and for how long they may be believed."""
+    if not hints.is_valid:
+        return html.Div(html.Span("no valid hints", className="pill bad"), className="asof")
+    newest = None
+    if hints.data_age_s is not None:
+        newest = now - timedelta(seconds=hints.data_age_s)
+    return html.Div(
+        [
+            html.Span("Hints made ", className="muted"),
+            html.Span(age(hints.generated_at, now), className="pill"),
+            html.Span(" from samples ", className="muted"),
+            html.Span(age(newest, now, suffix=" old"), className="pill"),
+            html.Span(" valid for ", className="muted"),
+            html.Span(_valid_for(hints.expires_at, now), className="pill"),
+        ],
+        className="asof",
+    )
+
+
+def _valid_for(expires_at: datetime | None, now: datetime) -> Any:
+    if expires_at is None:
+        return words.NOTHING
+    return html.Time(
+        words.duration((expires_at - now).total_seconds()),
+        dateTime=expires_at.isoformat(),
+        className="num",
+        **attributes(data_left=milliseconds(expires_at)),
+    )
+
+
+def stale_notice(hints: HintList, status: Mapping[str, Any] | None, now: datetime) -> Any:
+    """Why nothing is shown as valid."""
+    if hints.freshness == "down":
+        known = ""
+        if hints.last_expired_at is not None:
+            word = "expired" if hints.last_expired_at <= now else "expire"
+            distance = words.duration(abs((now - hints.last_expired_at).total_seconds()))
+            when = f"{distance} ago" if word == "expired" else f"in {distance}"
+            known = f"The last hints seen here were made at {words.clock(hints.last_generated_at)} and {word} {when}."
+        return notice(
+            "bad", "The hints API does not answer", words.sentence(hints.message), known,
+            "Nothing is shown as valid. Schedulers go on as without hints. The page tries again at each refresh.",
+        )  # fmt: skip
+    ages = [
+        (facts["age_s"], facts["age_s"] - facts["ttl_s"])
+        for found in ((status or {}).get("clusters") or {}).values()
+        if (facts := (found.get("kinds") or {}).get("bottlenecks") or {}).get("age_s") is not None
+        and facts.get("ttl_s") is not None
+    ]
+    title = "Hints have expired: nothing is shown as valid"
+    if ages:
+        made_s, expired_s = min(ages)
+        title = (
+            f"Hints are {words.duration(made_s)} old, expired {words.duration(expired_s)} ago: "
+            "nothing is shown as valid"
+        )
+    elif hints.last_generated_at is not None and hints.last_expired_at is not None:
+        title = (
+            f"Hints are {words.duration((now - hints.last_generated_at).total_seconds())} old, expired "
+            f"{words.duration((now - hints.last_expired_at).total_seconds())} ago: nothing is shown as valid"
+        )
+    return notice(
+        "bad", title, words.sentence(hints.message),
+        "Schedulers go on as without hints. Look at the nowcast process and its source of samples.",
+    )  # fmt: skip
+
+
+def summary(foreseen: Foreseen, hints: HintList, now: datetime) -> Any:
+    """What is to come in one sentence."""
+    if not hints.is_valid:
+        return html.P("No statement can be made at present.", className="lead")
+    coming, active = len(foreseen.coming), len(foreseen.active)
+    told = html.Strong(words.count(coming, "bottleneck") if coming else "No bottleneck")
+    parts: list[Any] = [told, f" foreseen within {HORIZONS_S[-1]} s"]
+    first = first_onset(foreseen.coming)
+    if first is not None:
+        parts += [", the first ", html.Strong(countdown(first, now))]
+    parts += [
+        "; ",
+        html.Strong(words.count(active, "condition") if active else "no condition"),
+        " active now.",
+    ]
+    return html.P(parts, className="lead")
+
+
+def horizon_note(hints: HintList) -> Any:
+    """From which horizon on a scheduler can still act."""
+    actionable = hints.actionable_horizon_s
+    if not hints.is_valid:
+        return ""
+    if actionable is None:
+        return "How soon a scheduler can act is not known yet: the nowcast has not measured it."
+    offered = [h for h in HORIZONS_S if h >= actionable]
+    reach = f"{words.number(actionable)} s"
+    if not offered:
+        return (
+            f"Sample age, tick and the scheduler's own period add up to {reach}: no horizon up to {HORIZONS_S[-1]} s "
+            "leaves a scheduler time to act. Everything below is shown for people only."
+        )
+    if len(offered) == len(HORIZONS_S):
+        return f"A scheduler needs {reach} to act (sample age + tick + its own period): every horizon is offered to it."
+    return (
+        f"A scheduler needs {reach} to act (sample age + tick + its own period): horizons of {offered[0]} s and more "
+        "are offered to it, shorter ones are shown here only."
+    )
+
+
+def class_mark(name: str) -> html.Span:
+    """A bottleneck class with its sign; colour and sign both tell it."""
+    return html.Span(
+        [html.Span(className=f"icon icon-{name}", **attributes(aria_hidden="true")), words.class_words(name)],
+        className=f"class-mark class-{name}",
+    )
+
+
+def _where(item: Mapping[str, Any], indices: Mapping[str, int], asked: Filters, *, several: bool) -> html.Div:
+    node = item.get("node")
+    first: list[Any] = []
+    if node:
+        href = PATH + asked.search(node=str(node))
+        first.append(soft_link(str(node), href, class_="where", title=f"Show only {node}"))
+    uuid = item.get("gpu_uuid")
+    if uuid:
+        index = indices.get(str(uuid))
+        short = f"GPU {index}" if index is not None else f"GPU {str(uuid).removeprefix('GPU-')[:8]}"
+        first.append(html.Span(f" {short}", title=str(uuid)))
+    if not first:
+        first.append(str(item.get("scope") or ""))
+    around = [part for part in (item.get("rack"), item.get("pod"), item.get("cluster") if several else None) if part]
+    return html.Div([html.Div(first, className="line"), html.Div(" · ".join(map(str, around)), className="sub")])
+
+
+def _jobs(item: Mapping[str, Any]) -> Any:
+    jobs = [str(job) for job in item.get("job_ids") or ()]
+    return html.Span(words.names(jobs, 3), title=", ".join(jobs)) if jobs else html.Span("no job", className="muted")
+
+
+def _reasons(item: Mapping[str, Any]) -> str:
+    return "; ".join(str(reason) for reason in item.get("reasons") or ())
+
+
+def _why(item: Mapping[str, Any], *, with_model: bool) -> html.Div:
+    told: list[Any] = [_reasons(item) or "no reason given"]
+    if with_model:
+        told += [" ", model_badge(item.get("model_version"))]
+    return html.Div(told, className="why")
+
+
+def _what(item: Mapping[str, Any]) -> html.Div:
+    """The class; on narrow screens, where the column of reasons is left out, with the reasons below."""
+    mark = class_mark(str(item.get("bottleneck_class")))
+    return html.Div([mark, html.Div(_reasons(item), className="sub narrow-only")])
+
+
+def foreseen_table(
+    foreseen: Foreseen, hints: HintList, indices: Mapping[str, int], asked: Filters, now: datetime, *, several: bool
+) -> Any:
+    """Bottlenecks to come, the most urgent first."""
+    actionable = hints.actionable_horizon_s
+    columns = [
+        Column("Onset", hint="Expected onset; it counts down"),
+        Column("What"),
+        Column("Where"),
+        Column("Jobs"),
+        *[
+            Column(
+                f"≤ {h} s",
+                "number",
+                f"Probability that it begins within {h} s"
+                + ("; too soon for a scheduler to act" if actionable is not None and h < actionable else ""),
+            )
+            for h in HORIZONS_S
+        ],
+        Column("Suggested"),
+        Column("Why", is_wide_only=True),
+    ]
+    is_long = asked.get("rows") == "all"
+    shown = foreseen.coming[: _ROWS_AT_MOST if is_long else _ROWS]
+    versions = [item.get("model_version") for item in foreseen.coming]
+    several_models = len(set(versions)) > 1
+    rows = [
+        [
+            countdown(moment(item.get("expected_onset")), now),
+            _what(item),
+            _where(item, indices, asked, several=several),
+            _jobs(item),
+            *[data_bar(probability(item, h)) for h in HORIZONS_S],
+            html.Span(words.action_words(str(item.get("action") or "none"))),
+            _why(item, with_model=several_models),
+        ]
+        for item in shown
+    ]
+    made = table(
+        columns, rows, caption="Bottlenecks to come, the most urgent first, with the probability that each begins "
+        "within 30, 60, 90 and 120 seconds", id="bottlenecks-table", keys=[str(item.get("id")) for item in shown],
+    )  # fmt: skip
+    note: list[Any] = [model_line(versions)]
+    if len(foreseen.coming) > len(shown):
+        note = [f"The {len(shown)} most urgent of {len(foreseen.coming):,}. ", *note]
+    if len(foreseen.coming) > _ROWS:
+        text = f"Show the first {_ROWS}" if is_long else f"Show {min(len(foreseen.coming), _ROWS_AT_MOST):,}"
+        link = soft_link(text, PATH + asked.search(rows=None if is_long else "all"), class_="more")
+        note = [*note[:-1], link, " ", note[-1]]
+    return [made, html.P(note, className="note under")]
+
+
+def nothing_foreseen(
+    hints: HintList, status: Mapping[str, Any] | None, asked: Filters, hidden: int, now: datetime
+) -> Any:
+    """The calm state: says what was looked at and when, so that silence can be told from blindness."""
+    if hidden:
+        reset = asked.search(**{"class": None, "min_probability": None, "node": None, "rack": None})
+        return notice(
+            "info", "Nothing matches these filters",
+            html.Span([
+                f"{words.count(hidden, 'bottleneck')} foreseen outside of them. ",
+                soft_link("Show all", PATH + reset),
+            ]),
+        )  # fmt: skip
+    chosen = asked.get("cluster")
+    lines = []
+    for cluster, found in ((status or {}).get("clusters") or {}).items():
+        nowcast = found.get("nowcast") or {}
+        if (chosen and cluster != chosen) or not nowcast:
+            continue
+        fresh, all_, tick = nowcast.get("fresh_gpus"), nowcast.get("gpus"), moment(nowcast.get("last_tick"))
+        classes = nowcast.get("screened") or {}
+        left_out = nowcast.get("excluded_nodes") or 0
+        lines.append(
+            html.Span(
+                [
+                    f"{cluster}: {words.number(fresh)} of {words.gpus(all_)} had fresh samples and were checked ",
+                    age(tick, now),
+                    f" for {', '.join(words.class_words(name) for name in classes) or 'every class'}"
+                    f" at {', '.join(map(str, HORIZONS_S))} s"
+                    + (f"; {words.count(left_out, 'node')} out of service left out." if left_out else "."),
+                ]
+            )
+        )
+    if not lines:
+        lines.append(html.Span(["Checked ", age(hints.generated_at, now), f" at {', '.join(map(str, HORIZONS_S))} s."]))
+    models = sorted(set(hints.model_versions.values()))
+    by = html.Span(["By ", *[part for version in models for part in (model_badge(version), " ")]]) if models else ""
+    return notice("ok", "Nothing foreseen", *lines, by, id="nothing-foreseen")
+
+
+def active_table(
+    foreseen: Foreseen, indices: Mapping[str, int], asked: Filters, *, several: bool
+) -> Any:  # fmt: skip
+    """Conditions that are already there: facts, no forecasts."""
+    if not foreseen.active:
+        return html.P("No condition is active.", className="muted")
+    columns = [
+        Column("What"),
+        Column("Where"),
+        Column("Jobs"),
+        Column("Suggested"),
+        Column("Evidence", is_wide_only=True),
+    ]
+    shown = foreseen.active[:_ROWS]
+    rows = [
+        [
+            _what(item),
+            _where(item, indices, asked, several=several),
+            _jobs(item),
+            words.action_words(str(item.get("action") or "none")),
+            _reasons(item) or words.NOTHING,
+        ]
+        for item in shown
+    ]
+    made = table(
+        columns, rows, caption="Conditions that are active now", id="active-table",
+        keys=[str(item.get("id")) for item in shown],
+    )  # fmt: skip
+    if len(foreseen.active) > _ROWS:
+        rest = f"The first {_ROWS} of {len(foreseen.active):,}; the CSV has all."
+        return [made, html.P(rest, className="note under")]
+    return made
+
+
+def class_table(foreseen: Foreseen, asked: Filters) -> Any:
+    """How many per class."""
+    known = {}
+    known.update(dict.fromkeys(words.CLASS_WORDS, (0, 0, None)))
+    for name, coming, active, top in by_class(foreseen):
+        known[name] = (coming, active, top)
+    rows = [
+        [
+            soft_link(class_mark(name), PATH + asked.search(**{"class": name}), class_="where"),
+            words.number(coming),
+            words.number(active),
+            data_bar(top) if top is not None else words.NOTHING,
+        ]
+        for name, (coming, active, top) in known.items()
+    ]
+    columns = [
+        Column("Class"),
+        Column("Foreseen", "number"),
+        Column("Active", "number"),
+        Column("Most probable", "number", "Largest probability at any horizon"),
+    ]
+    return table(columns, rows, caption="Bottlenecks by class", id="class-table")
+
+
+def risk_table(hints: HintList, asked: Filters, now: datetime, *, several: bool) -> Any:
+    """Nodes that are the most likely to have a hardware fault."""
+    if not hints.is_valid:
+        return notice("warn", "No valid node risks", words.sentence(hints.message))
+    node = asked.get("node")
+    risks = [risk for risk in hints.items if not node or risk.get("node") == node]
+    risks = sorted(risks, key=lambda risk: (-float(risk.get("p_24h") or 0.0), str(risk.get("node"))))
+    if not risks:
+        return html.P("No node risk is published.", className="muted")
+    columns = [
+        Column("Node"),
+        *([Column("Cluster", is_wide_only=True)] if several else []),
+        Column("≤ 1 h", "number", "Probability of a hardware fault within 1 hour"),
+        Column("≤ 24 h", "number", "Probability of a hardware fault within 24 hours"),
+        Column("≤ 7 d", "number", "Probability of a hardware fault within 7 days"),
+        Column("Why", "bar"),
+    ]
+    rows = []
+    tops = {key: max(float(risk.get(key) or 0.0) for risk in risks) for key in ("p_1h", "p_24h", "p_7d")}
+    versions = [risk.get("model_version") for risk in risks]
+    several_models = len(set(versions)) > 1
+    for risk in risks[:_RISKS]:
+        marks = [model_badge(risk.get("model_version"))] if several_models else []
+        if risk.get("is_climatology"):
+            marks.append(badge("climatology", "rule", "The long-run rate only; nothing is known of this node"))
+        name = str(risk.get("node"))
+        rows.append(
+            [
+                soft_link(name, PATH + asked.search(node=name), class_="where", title=f"Show only {name}"),
+                *([str(risk.get("cluster"))] if several else []),
+                *[data_bar(risk.get(key), words.percent(risk.get(key), 1), top) for key, top in tops.items()],
+                html.Div([f"{_reasons(risk)} ", *marks], className="why"),
+            ]
+        )
+    made = table(columns, rows, caption="Nodes most at risk of a hardware fault", id="risk-table")
+    note: list[Any] = [
+        "Made ",
+        age(hints.generated_at, now),
+        ". ",
+        model_line(versions),
+        " Bars: of each column's largest.",
+    ]
+    if len(risks) > _RISKS:
+        note.insert(0, f"The {_RISKS} most at risk of {len(risks):,}; the CSV has all. ")
+    return [made, html.P(note, className="note under")]
+
+
+def filters_used(asked: Filters) -> Sequence[Any]:
+    """Node and rack filters, each with a link that removes it."""
+    found = []
+    for name in ("node", "rack"):
+        value = asked.get(name)
+        if value:
+            found.append(
+                html.Span(
+                    [
+                        f"{name}: {value} ",
+                        soft_link(
+                            "✕", PATH + asked.search(**{name: None}), class_="remove", title=f"Show every {name}"
+                        ),
+                    ],
+                    className="chip",
+                )
+            )
+    return found
