@@ -246,8 +246,8 @@ class Events:
         assert job.profile is not None
         members = physics.members[job.id]
         p = job.profile
-        heavy = p.link_s > 0.62 * p.compute_s and p.exposed_ratio > 0.1
-        if mode == "lane_loss" or (mode is None and event.is_step and heavy and rng.random() < 0.4):
+        heavy = p.link_s > 0.5 * p.compute_s
+        if mode == "lane_loss" or (mode is None and event.is_step and heavy and rng.random() < 0.6):
             event.mode, event.is_step = "lane_loss", True
             event.gpus = np.array([gpu])
             event.size = 2.0

@@ -128,11 +128,11 @@ def test_labels_and_ground_truth_are_the_same_events(
 
 
 def test_a_healthy_cluster_at_full_speed_sets_no_label(tmp_path: Path) -> None:
-    """A week's working days and nights, in pieces: one in twelve hours of seven days of jobs."""
+    """A week's working days and nights, in pieces: an hour and a half of each of seven days."""
     for day in range(7):
         world = SimulatedCluster(6, 20 + day, START + timedelta(days=day - 1), 15, fault_scale=0)
         world.advance_jobs(START + timedelta(days=day, hours=3 * day))
-        write_history(world, tmp_path, world.now + timedelta(hours=2))
+        write_history(world, tmp_path, world.now + timedelta(hours=1.5))
         samples = pl.read_parquet(tmp_path / "telemetry.parquet")
         assert samples["job_id"].count() > 0.2 * samples.height
         labels = label_bottlenecks(samples, pl.read_parquet(tmp_path / "jobs.parquet"), BOOK)
