@@ -1,13 +1,15 @@
 """Job history prepared for questions of the form "what was known of this group at that moment".
 
-Here belong the arrays, the groups (user, key, name family, …) and the lookups by time; not the features made of them
-(`features/jobs.py`, `features/job_queue.py`). A lookup at moment m sees an end only when `end_time < m` and a start only
-when `start_time < m`; a job never sees itself. Times inside are int64 microseconds UTC, `NEVER` where unknown.
+Here belong the arrays, the groups (user, key, name family, …) and the lookups by time; not the features made
+of them (`features/jobs.py`, `features/job_queue.py`). A lookup at moment m sees an end only when `end_time < m` and a
+start only when `start_time < m`; a job never sees itself. Times inside are int64 microseconds UTC, `NEVER` where
+unknown.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -40,7 +42,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "user_limit": ("user", "time_limit_s"),
     "key": ("user", *_SIZE, "time_limit_s"),
     "family": ("user", "family"),
-    "spec": ("user", "family", *_SIZE, "time_limit_s"),
+    "spec": ("user", "family", "queue", *_SIZE, "memory_mib", "time_limit_s"),
     "shape": ("queue", *_SIZE, "time_limit_s"),
     "queue": ("queue",),
     "size": _SIZE,
@@ -70,6 +72,11 @@ def normalise(jobs: pl.DataFrame) -> pl.DataFrame:
 
 def _microseconds(frame: pl.DataFrame, name: str) -> Ints:
     return frame[name].to_physical().fill_null(int(NEVER)).to_numpy().astype(np.int64)
+
+
+def _nobody() -> pl.DataFrame:
+    far = pl.Series([datetime(9999, 1, 1, tzinfo=UTC)], dtype=_INPUTS["submit_time"])
+    return normalise(pl.DataFrame({"job_id": [""], "submit_time": far}))
 
 
 class JobTable:
@@ -102,6 +109,11 @@ class JobTable:
         self.width = np.where(width > 0, width, 1.0)
         self.has_name = frame["name"].is_not_null().to_numpy()
         self.is_bad = frame["state"].is_in(BAD_STATES).fill_null(False).to_numpy()
+
+    @cached_property
+    def has_run(self) -> Bools:
+        """It started and ended, and not within the same tick of the clock."""
+        return (self.start != NEVER) & (self.end != NEVER) & (self.end > self.start)
 
     @cached_property
     def runtime_s(self) -> Floats:
@@ -182,9 +194,11 @@ class JobHistory:
     """
 
     def __init__(self, jobs: pl.DataFrame) -> None:
-        self.table = JobTable(jobs)
+        # An empty history holds one job that nobody ever sees, so that lookups need not ask.
+        self.table = JobTable(jobs if jobs.height else _nobody())
         self._indexes: dict[tuple[str, str], _Index] = {}
         self._groups: dict[str, Hashes] = {}
+        self.queue_state: object | None = None  # of features/job_queue.py, made on first use
 
     @classmethod
     def of(cls, history: JobHistory | pl.DataFrame) -> JobHistory:
@@ -201,15 +215,20 @@ class JobHistory:
         return self._groups[name]
 
     def index(self, group: str, event: str) -> _Index:
-        """Index by one group and one event: `submit`, `start`, `end` (of those that ran), `cancel` (that never ran)."""
+        """Index by one group and one event.
+
+        Events: `submit`; `start`; `end` of those that started; `run`, the end of those that ran for more than zero
+        time; `cancel`, the end of those that never started.
+        """
         if (group, event) not in self._indexes:
             table = self.table
-            ran = table.start != NEVER
+            started, ended = table.start != NEVER, table.end != NEVER
             times, keep = {
                 "submit": (table.submit, np.ones(table.count, dtype=bool)),
-                "start": (table.start, ran),
-                "end": (table.end, ran & (table.end != NEVER)),
-                "cancel": (table.end, ~ran & (table.end != NEVER)),
+                "start": (table.start, started),
+                "end": (table.end, started & ended),
+                "run": (table.end, table.has_run),
+                "cancel": (table.end, ~started & ended),
             }[event]
             self._indexes[group, event] = _Index(self.group(group), times, keep)
         return self._indexes[group, event]

@@ -44,12 +44,12 @@ def weighted_quantiles(values: Floats, weights: Floats, qs: tuple[float, ...]) -
     is_filled = ~np.isnan(values)
     order = np.argsort(values, axis=1)
     ordered = np.take_along_axis(values, order, axis=1)
-    mass = np.cumsum(np.take_along_axis(np.where(is_filled, weights, 0.0), order, axis=1), axis=1)
-    total = mass[:, -1]
+    mass: Floats = np.cumsum(np.take_along_axis(np.where(is_filled, weights, 0.0), order, axis=1), axis=1)
+    total: Floats = mass[:, -1]
     rows = np.arange(len(values))
     found = []
     for q in qs:
-        at = np.argmax(mass >= (q * total)[:, None] - 1e-12, axis=1)
+        at = np.argmax(mass >= (total * q)[:, None] - 1e-12, axis=1)
         found.append(np.where(total > 0, ordered[rows, at], np.nan))
     return found
 

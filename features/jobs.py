@@ -7,7 +7,7 @@ known at submit; not the queue's state (`features/job_queue.py`) and not the loo
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
@@ -24,19 +24,21 @@ NEIGHBOURS = 64  # of the user's own newest jobs that the kernel weighs
 STARTED = 24  # newest started siblings for Kaplan–Meier
 _CHUNK = 50_000  # rows at a time: bounds memory at some 100 MB
 _HOUR_US = 3_600_000_000
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 _RECENCY = ("last1", "last2", "median", "mean", "spread", "low", "high", "count", "age", "bad", "same")
 _RECENCY_GROUPS = ("user", "user_limit", "key", "family", "spec", "shape", "queue", "all")
 _SURVIVAL = ("q25", "q50", "q75", "running", "elapsed_low", "elapsed_high")
 _SURVIVAL_GROUPS = ("user", "key", "spec")
-_KERNEL = ("q20", "q50", "q80", "mean", "weight", "bad")
+KERNEL_LEVELS = tuple((2 * k + 1) / 20 for k in range(10))
+_KERNEL = (*(f"q{round(100 * level):02d}" for level in KERNEL_LEVELS), "mean", "distance", "bad")
 _CHAIN = (
     "submits_1m", "submits_1h", "submits_1d", "gap", "is_same_key", "same_key_1h", "gap_key", "since_bad", "bad_run",
     "gap_after_end", "last_ran",
 )  # fmt: skip
 _ASKED = (
-    "limit", "width", "nodes", "cpus", "gpus", "memory", "cpus_per_node", "memory_per_cpu", "limit_h", "hour", "weekday",
-    "is_round_hour",
+    "limit", "width", "nodes", "cpus", "gpus", "memory", "cpus_per_node", "memory_per_cpu", "limit_h", "hour",
+    "weekday", "is_round_hour",
 )  # fmt: skip
 
 FEATURES: tuple[str, ...] = (
@@ -48,21 +50,23 @@ FEATURES: tuple[str, ...] = (
 )
 
 
-def microseconds(moment: datetime) -> np.int64:
-    """A moment as int64 microseconds UTC.
+def microseconds(moment: datetime | int) -> int:
+    """A moment as microseconds UTC; an integer is taken for that already.
 
     Raises:
         ValueError: The moment has no time zone.
     """
+    if not isinstance(moment, datetime):
+        return int(moment)
     if moment.tzinfo is None:
         raise ValueError(f"{moment!r} has no time zone; state times in UTC")
-    return np.int64(pl.Series([moment]).dt.convert_time_zone("UTC").dt.cast_time_unit("us").to_physical()[0])
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 def job_features(
     jobs: pl.DataFrame | JobTable,
     history: pl.DataFrame | JobHistory,
-    at: datetime | Ints | None = None,
+    at: datetime | int | Ints | None = None,
 ) -> pl.DataFrame:
     """Features of jobs as known at a moment.
 
@@ -85,11 +89,11 @@ def job_features(
     return pl.from_numpy(matrix, schema=dict.fromkeys(FEATURES, pl.Float32))
 
 
-def moments_of(table: JobTable, at: datetime | Ints | None) -> Ints:
+def moments_of(table: JobTable, at: datetime | int | Ints | None) -> Ints:
     """Moment of each job as int64 microseconds, shape (n,)."""
     if at is None:
         return table.submit
-    if isinstance(at, datetime):
+    if isinstance(at, (datetime, int)):
         return np.full(table.count, microseconds(at))
     return np.asarray(at, dtype=np.int64)
 
@@ -158,7 +162,7 @@ class _Asker:
 
     def recency(self, group: str) -> None:
         """Of the group's newest ended jobs."""
-        slots = self.history.newest(group, "end", self.groups[group], self.moments, RECENT)
+        slots = self.history.newest(group, "run", self.groups[group], self.moments, RECENT)
         logs = np.where(slots.is_filled, self.history.log_runtime[slots.rows], np.nan)
         bad = np.where(slots.is_filled, self.past.is_bad[slots.rows], np.nan)
         ended = self.past.end[slots.rows[:, 0]]
@@ -176,7 +180,7 @@ class _Asker:
             "bad": row_mean(bad),
             "same": row_mean(close),
         }
-        if group in ("family", "spec"):  # without a name they repeat user and key
+        if group == "family":  # without a name it repeats user
             columns = {name: np.where(self.has_name, values, np.nan) for name, values in columns.items()}
         self._put(group, **columns)
 
@@ -193,30 +197,31 @@ class _Asker:
             "q25": q25, "q50": q50, "q75": q75, "running": np.sum(~np.isnan(running), axis=1) * 1.0,
             "elapsed_low": row_quantile(running, 0.0), "elapsed_high": row_quantile(running, 1.0),
         }  # fmt: skip
-        if group == "spec":
-            columns = {name: np.where(self.has_name, values, np.nan) for name, values in columns.items()}
         self._put(f"started_{group}", **columns)
 
     def kernel(self) -> None:
-        """Of the user's own newest jobs, weighted by likeness of request, name, hour and by recency."""
-        slots = self.history.newest("user", "end", self.groups["user"], self.moments, NEIGHBOURS)
+        """Of the user's own newest jobs, weighted by likeness of request and name and by recency."""
+        slots = self.history.newest("user", "run", self.groups["user"], self.moments, NEIGHBOURS)
         rows, past = slots.rows, self.past
         logs = np.where(slots.is_filled, self.history.log_runtime[rows], np.nan)
-        both_unlimited = np.isnan(past.limit_s[rows]) & np.isnan(self.limit_s)[:, None]
-        limit_gap = np.abs(np.log(past.limit_s[rows]) - np.log(self.limit_s)[:, None])
-        limit_gap = np.where(both_unlimited, 0.0, np.where(np.isnan(limit_gap), 3.0, limit_gap))
-        width_gap = np.abs(np.log(past.width[rows]) - np.log(self.width)[:, None])
+        limit_gap = _gap(np.log(past.limit_s[rows]), np.log(self.limit_s))
+        width_gap = _gap(np.log(past.width[rows]), np.log(self.width))
+        memory_gap = _gap(_log1p(past.memory_mib[rows]), _log1p(self.memory_mib))
         other_family = self.history.group("family")[rows] != self.groups["family"][:, None]
+        other_queue = self.history.group("queue")[rows] != self.groups["queue"][:, None]
         age = np.arange(NEIGHBOURS) / 16.0
-        gap = (self.submit[:, None] - past.submit[rows]) / 1e6
-        distance = 1.5 * limit_gap + 1.0 * width_gap + 1.5 * other_family + 0.5 * age + 0.15 * _log1p(gap)
-        nearest = np.min(np.where(slots.is_filled, distance, np.inf), axis=1)
-        with np.errstate(invalid="ignore"):
-            weights = np.where(slots.is_filled, np.exp(-(distance - nearest[:, None])), 0.0)
-        q20, q50, q80 = weighted_quantiles(logs, weights, (0.2, 0.5, 0.8))
+        gap = _log1p((self.submit[:, None] - past.submit[rows]) / 1e6)
+        distance = (
+            1.5 * limit_gap + 1.0 * width_gap + 0.5 * memory_gap + 1.5 * other_family + 0.5 * other_queue
+            + 0.5 * age + 0.15 * gap
+        )  # fmt: skip
+        distance = np.where(slots.is_filled, distance, np.inf)
+        nearest = np.min(distance, axis=1)
+        weights = np.exp(-(distance - np.where(np.isinf(nearest), 0.0, nearest)[:, None]))
+        quantiles = weighted_quantiles(logs, weights, KERNEL_LEVELS)
         self._put(
-            "kernel", q20=q20, q50=q50, q80=q80, mean=row_mean(logs, weights),
-            weight=np.where(np.isinf(nearest), np.nan, nearest),
+            "kernel", **dict(zip(_KERNEL, quantiles, strict=False)), mean=row_mean(logs, weights),
+            distance=np.where(np.isinf(nearest), np.nan, nearest),
             bad=row_mean(np.where(slots.is_filled, past.is_bad[rows], np.nan), weights),
         )  # fmt: skip
 
@@ -255,6 +260,13 @@ class _Asker:
 
     def _without_own(self, slots: Slots) -> Slots:
         return Slots(slots.rows, slots.is_filled & (slots.rows != self.own[:, None]), slots.count)
+
+
+def _gap(past: Floats, present: Floats) -> Floats:
+    """Distance of logarithms, (n, k) against (n,): 0 where both are unknown, 3 where one is."""
+    present = np.broadcast_to(present[:, None], past.shape)
+    both_unknown = np.isnan(past) & np.isnan(present)
+    return np.where(both_unknown, 0.0, np.minimum(np.nan_to_num(np.abs(past - present), nan=3.0), 3.0))
 
 
 def _log1p(values: Floats) -> Floats:

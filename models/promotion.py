@@ -89,7 +89,8 @@ def block_bootstrap(
     _, codes = np.unique(blocks, return_inverse=True)
     count = int(codes.max()) + 1
     sums = np.stack([np.bincount(codes, weights=np.asarray(c, dtype=np.float64), minlength=count) for c in columns])
-    value = float(statistic(*sums.sum(axis=1, keepdims=True))[0])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = float(statistic(*sums.sum(axis=1, keepdims=True))[0])
     if count < MIN_BLOCKS:
         return Interval(value, None, None, count)
     generator = np.random.default_rng(seed)
@@ -159,6 +160,8 @@ def decide(
     if draws < DRAWS:
         raise ValueError(f"draws = {draws}: at least {DRAWS}")
     ratio = ratio_interval(challenger_losses, champion_losses, blocks, draws=draws, seed=seed)
+    if not np.isfinite(ratio.value):
+        return Decision(False, f"{champion_name} stays: its loss is zero, nothing can be better", ratio, coverage)
     facts = f"loss ratio to {champion_name} {ratio}"
     if ratio.low is None or ratio.high is None:
         return Decision(False, f"{champion_name} stays: {facts}", ratio, coverage)

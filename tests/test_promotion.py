@@ -93,6 +93,14 @@ def test_coverage_out_of_guard_keeps_the_champion_unless_it_is_no_better():
     assert not decide(losses, losses * 0.8, blocks, same_configuration=True, coverage=0.95).promote
 
 
+def test_a_champion_without_any_loss_stays():
+    losses, blocks = _losses()
+    for challenger in (losses, losses * 0):
+        decision = decide(losses * 0, challenger, blocks, same_configuration=True)
+        assert not decision.promote
+        assert "nothing can be better" in decision.reason
+
+
 def test_wrong_input_is_refused():
     losses, blocks = _losses()
     with pytest.raises(ValueError, match="at least 1000"):

@@ -1,0 +1,298 @@
+"""State of the queue at a moment, as numbers: the features of the wait forecaster.
+
+What waits, what runs and until when by its limit or by keyed recency, what is free, how long others have just waited.
+Limits and forecasts stand for ends that have not happened. Here belong features of the queue; not those of the job's
+own past (`features/jobs.py`).
+"""
+
+from __future__ import annotations
+
+import bisect
+from datetime import datetime
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.job_history import NEVER, JobHistory, JobTable
+from features.job_recency import row_mean, row_quantile
+from features.jobs import moments_of
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+RECENT_WAITS = 32
+RECENT_LEVELS = tuple((2 * k + 1) / 20 for k in range(10))
+_DAY_S = 86_400.0
+_NO_LIMIT_S = 7 * _DAY_S  # stands for a missing limit when work is added up
+_WAIT_GROUPS = ("all", "queue", "user", "size", "shape")
+_SHARED_GROUPS = ("all", "queue", "user")
+_CHUNK = 50_000
+
+WAIT_FEATURES: tuple[str, ...] = (
+    "elapsed", "limit", "width", "nodes", "gpus", "memory", "hour", "weekday",
+    *(f"{group}_{name}" for group in _SHARED_GROUPS for name in ("pending", "running")),
+    *(f"{group}_{name}" for group in ("all", "queue") for name in (
+        "pending_width", "pending_work", "running_width", "running_left", "started_1h", "submitted_1h")),
+    "free", "free_ratio", "fits", "width_share", "shadow_limit", "shadow_keyed", "drain",
+    *(f"{group}_{name}" for group in _WAIT_GROUPS for name in ("last", "median", "high", "within_60s", "last_age")),
+    *(f"recent_q{round(100 * level):02d}" for level in RECENT_LEVELS),
+)  # fmt: skip
+
+
+def wait_features(
+    jobs: pl.DataFrame | JobTable, history: pl.DataFrame | JobHistory, at: datetime | int | Ints | None = None
+) -> pl.DataFrame:
+    """Features of waiting jobs as known at a moment.
+
+    Args:
+        jobs: Jobs asked about.
+        history: Jobs of the same cluster in their newest known state, the pending and running ones included; rows
+            from after the moment change nothing.
+        at: The moment: one for all, one per job (µs), or None for each job's own submit time.
+
+    Returns:
+        One row per job in order, columns `WAIT_FEATURES`, Float32; durations are ln(seconds). Unknown is NaN.
+    """
+    table = jobs if isinstance(jobs, JobTable) else JobTable(jobs)
+    matrix = wait_matrix(table, JobHistory.of(history), moments_of(table, at))
+    return pl.from_numpy(matrix, schema=dict.fromkeys(WAIT_FEATURES, pl.Float32))
+
+
+def wait_matrix(table: JobTable, history: JobHistory, moments: Ints) -> NDArray[np.float32]:
+    """`wait_features` as a matrix of shape (n, len(WAIT_FEATURES))."""
+    matrix = np.empty((table.count, len(WAIT_FEATURES)), dtype=np.float32)
+    state = QueueState.of(history)
+    own = history.own_rows(table)
+    shadows = state.shadows(table.width, moments, own)
+    for first in range(0, table.count, _CHUNK):
+        part = slice(first, first + _CHUNK)
+        columns = _columns(table, state, moments[part], own[part], part)
+        columns |= {name: values[part] for name, values in shadows.items()}
+        matrix[part] = np.stack([columns[name] for name in WAIT_FEATURES], axis=1)
+    return matrix
+
+
+class QueueState:
+    """What waited and ran at any moment, from cumulated events.
+
+    Args:
+        history: Prepared history.
+    """
+
+    def __init__(self, history: JobHistory) -> None:
+        self.history = history
+        table = history.table
+        self.limit_s = np.where(np.isnan(table.limit_s), _NO_LIMIT_S, table.limit_s)
+        self.work = np.round(table.width * self.limit_s)
+        self.limit_end = np.floor(table.width * (_since_2000(table.start) + self.limit_s))
+        self._sums: dict[tuple[str, str, str], Ints] = {}
+        started = np.flatnonzero(table.start != NEVER)
+        ended = started[table.end[started] != NEVER]
+        times = np.concatenate([table.start[started], table.end[ended]])
+        steps = np.concatenate([table.width[started], -table.width[ended]])
+        order = np.lexsort((steps, times))  # at equal times what ends goes first
+        self._busy_times = times[order]
+        self._peak = np.maximum.accumulate(np.maximum(np.cumsum(steps[order]), 0.0))
+
+    @classmethod
+    def of(cls, history: JobHistory) -> QueueState:
+        """The state of this history, made once."""
+        if history.queue_state is None:
+            history.queue_state = cls(history)
+        state = history.queue_state
+        assert isinstance(state, cls)
+        return state
+
+    def capacity(self, moments: Ints) -> Floats:
+        """Widest that had run at once before each moment."""
+        if not len(self._peak):
+            return np.zeros(len(moments))
+        at = np.searchsorted(self._busy_times, moments, side="left") - 1
+        return np.where(at >= 0, self._peak[np.maximum(at, 0)], 0.0)
+
+    def total(self, group: str, event: str, weight: str, hashes: NDArray[np.uint64], moments: Ints) -> Floats:
+        """Sum of a weight over the group's events at or before each moment.
+
+        Weights: `one`, `width`, `work` (width × limit), `limit_end` (width × end by limit, s since 2000). Sums are
+        of integers, which wrap without loss: what other groups or later events add never changes a difference.
+        """
+        index = self.history.index(group, event)
+        key = (group, event, weight)
+        if key not in self._sums:
+            table = self.history.table
+            values = {
+                "one": np.ones(table.count),
+                "width": table.width,
+                "work": self.work,
+                "limit_end": self.limit_end,
+            }[weight].astype(np.int64)
+            self._sums[key] = np.concatenate([[0], np.cumsum(values[index.rows], dtype=np.int64)])
+        first, last = index.before(hashes, moments, or_at=True)
+        return (self._sums[key][last] - self._sums[key][first]).astype(np.float64)
+
+    def keyed_s(self, rows: Ints) -> Floats:
+        """Keyed recency of history rows at their own submits: last two by key, else by user, else the limit."""
+        table, history = self.history.table, self.history
+        found = np.full(len(rows), np.nan)
+        for group in ("key", "user"):
+            slots = history.newest(group, "run", history.group(group)[rows], table.submit[rows], 2)
+            runs = np.where(slots.is_filled, table.runtime_s[slots.rows], np.nan)
+            found = np.where(np.isnan(found), row_mean(runs), found)
+        return np.fmin(np.where(np.isnan(found), self.limit_s[rows], found), self.limit_s[rows])
+
+    def shadows(self, width: Floats, moments: Ints, own: Ints) -> dict[str, Floats]:
+        """Time until the running jobs leave room for this width, ln(1 + s): by limits and by keyed recency.
+
+        Other waiting jobs are left out. NaN when more is asked than has ever run at once.
+        """
+        n = len(moments)
+        names = ("shadow_limit", "shadow_keyed")
+        out = {name: np.full(n, np.nan) for name in names}
+        table = self.history.table
+        if not n:
+            return out
+        rows = np.flatnonzero((table.start <= moments.max()) & (table.end >= moments.min()))
+        start_s = _since_2000(table.start[rows])
+        ends = {"shadow_limit": start_s + self.limit_s[rows], "shadow_keyed": start_s + self.keyed_s(rows)}
+        capacity = self.capacity(moments)
+        order = np.argsort(moments, kind="stable")
+        for name in names:
+            out[name] = self._sweep(rows, ends[name], start_s, width, moments, own, capacity, order)
+        return out
+
+    def _sweep(
+        self, rows: Ints, expected: Floats, start_s: Floats, width: Floats, moments: Ints, own: Ints, capacity: Floats,
+        order: Ints,
+    ) -> Floats:  # fmt: skip
+        table = self.history.table
+        starts, ends, widths = table.start[rows].tolist(), table.end[rows].tolist(), table.width[rows].tolist()
+        when = expected.tolist()
+        by_start = np.argsort(table.start[rows], kind="stable").tolist()
+        by_end = np.argsort(table.end[rows], kind="stable").tolist()
+        running: list[tuple[float, int]] = []  # (expected end, position in rows), sorted
+        position = {int(row): k for k, row in enumerate(rows)}
+        is_in = [False] * len(rows)
+        busy = 0.0
+        came = went = 0
+        result = np.full(len(moments), np.nan)
+        for query in order.tolist():
+            moment = int(moments[query])
+            while came < len(by_start) and starts[by_start[came]] <= moment:
+                k = by_start[came]
+                came += 1
+                bisect.insort(running, (when[k], k))
+                is_in[k] = True
+                busy += widths[k]
+            while went < len(by_end) and ends[by_end[went]] <= moment:
+                k = by_end[went]
+                went += 1
+                if is_in[k]:
+                    del running[bisect.bisect_left(running, (when[k], k))]
+                    is_in[k] = False
+                    busy -= widths[k]
+            mine = position.get(int(own[query]), -1)
+            others = busy - (widths[mine] if mine >= 0 and is_in[mine] else 0.0)
+            needed = width[query] - (capacity[query] - others)
+            if width[query] > capacity[query]:
+                continue
+            now_s = float(_since_2000(moments[query : query + 1])[0])
+            until = now_s
+            for end_s, k in running:
+                if needed <= 0:
+                    break
+                if k == mine:
+                    continue
+                needed -= widths[k]
+                # Past its expected end it is thought to go on for half as long as it has run.
+                until = max(until, end_s if end_s > now_s else now_s + 0.5 * (now_s - start_s[k]))
+            result[query] = np.log1p(until - now_s)
+        return result
+
+
+def _columns(table: JobTable, state: QueueState, moments: Ints, own: Ints, part: slice) -> dict[str, Floats]:
+    history, past = state.history, state.history.table
+    width = table.width[part]
+    is_own = own >= 0
+    at = np.maximum(own, 0)
+    own_runs = is_own & (past.start[at] <= moments) & (past.end[at] > moments)
+    own_started = is_own & (past.start[at] <= moments)
+    own_waits = is_own & (past.submit[at] <= moments) & (past.start[at] > moments)
+    past_start = past.start[at]
+    now_s = _since_2000(moments)
+    day_s = (moments // 1_000_000) % 86_400
+    columns: dict[str, Floats] = {
+        "elapsed": np.log1p(np.maximum(moments - table.submit[part], 0) / 1e6),
+        "limit": np.log(table.limit_s[part]), "width": np.log(width), "nodes": np.log1p(table.nodes[part]),
+        "gpus": np.log1p(table.gpus[part]), "memory": np.log1p(table.memory_mib[part]), "hour": day_s / 3600,
+        "weekday": (moments // 86_400_000_000 + 3) % 7 * 1.0,
+    }  # fmt: skip
+    hour_ago = moments - 3_600_000_000
+    hashes = {group: table.group(group)[part] for group in _WAIT_GROUPS}
+    for group in _SHARED_GROUPS:
+        codes = hashes[group]
+
+        def total(event: str, weight: str = "one", when: Ints = moments, group=group, codes=codes) -> Floats:
+            return state.total(group, event, weight, codes, when)
+
+        pending = total("submit") - total("start") - total("cancel") - own_waits
+        running = total("start") - total("end") - own_runs
+        columns[f"{group}_pending"], columns[f"{group}_running"] = np.log1p(pending.clip(0)), np.log1p(running.clip(0))
+        if group == "user":
+            continue
+        own_width, own_work = own_waits * width, own_waits * (state.work[at])
+        pending_width = total("submit", "width") - total("start", "width") - total("cancel", "width") - own_width
+        pending_work = total("submit", "work") - total("start", "work") - total("cancel", "work") - own_work
+        running_width = total("start", "width") - total("end", "width") - own_runs * width
+        own_end = own_runs * (state.limit_end[at])
+        left = total("start", "limit_end") - total("end", "limit_end") - own_end - running_width * now_s
+        started_1h = total("start") - total("start", when=hour_ago) - (own_started & (past_start > hour_ago))
+        submitted_1h = total("submit") - total("submit", when=hour_ago) - (is_own & (table.submit[part] > hour_ago))
+        columns |= {
+            f"{group}_pending_width": np.log1p(pending_width.clip(0)),
+            f"{group}_pending_work": np.log1p(pending_work.clip(0)),
+            f"{group}_running_width": np.log1p(running_width.clip(0)),
+            f"{group}_running_left": np.log1p(left.clip(0)),
+            f"{group}_started_1h": np.log1p(started_1h.clip(0)),
+            f"{group}_submitted_1h": np.log1p(submitted_1h.clip(0)),
+        }
+        if group == "all":
+            capacity = state.capacity(moments)
+            free = capacity - running_width
+            columns |= {
+                "free": np.log1p(free.clip(0)), "free_ratio": free / np.maximum(width, 1),
+                "fits": (free >= width) * 1.0, "width_share": width / np.maximum(capacity, 1),
+                "drain": np.log1p((pending_work + left.clip(0)).clip(0) / np.maximum(capacity, 1)),
+            }  # fmt: skip
+    return columns | _recent_waits(history, hashes, moments, own)
+
+
+def _recent_waits(
+    history: JobHistory, hashes: dict[str, NDArray[np.uint64]], moments: Ints, own: Ints
+) -> dict[str, Floats]:
+    past = history.table
+    columns: dict[str, Floats] = {}
+    recent = np.full((len(moments), len(RECENT_LEVELS)), np.nan)
+    for group in _WAIT_GROUPS:
+        slots = history.newest(group, "start", hashes[group], moments, RECENT_WAITS)
+        filled = slots.is_filled & (slots.rows != own[:, None])
+        waits = past.wait_s[slots.rows]
+        logs = np.where(filled, np.log(np.maximum(waits, 1.0)), np.nan)
+        started = past.start[slots.rows[:, 0]]
+        columns |= {
+            f"{group}_last": logs[:, 0],
+            f"{group}_median": row_quantile(logs, 0.5),
+            f"{group}_high": row_quantile(logs, 0.9),
+            f"{group}_within_60s": row_mean(np.where(np.isnan(logs), np.nan, logs <= np.log(60.0))),
+            f"{group}_last_age": np.where(filled[:, 0], np.log1p(np.maximum(moments - started, 0) / 1e6), np.nan),
+        }
+        if group in ("all", "queue", "shape"):  # the narrowest with at least eight entries stays
+            enough = filled.sum(axis=1) >= 8
+            quantiles = np.stack([row_quantile(logs, level) for level in RECENT_LEVELS], axis=1)
+            recent = np.where(enough[:, None] | np.isnan(recent), quantiles, recent)
+    return columns | {f"recent_q{round(100 * level):02d}": recent[:, k] for k, level in enumerate(RECENT_LEVELS)}
+
+
+def _since_2000(times: Ints) -> Floats:
+    """Seconds since 2000: small enough that sums of many keep their seconds."""
+    return np.where(times == NEVER, 0, times - 946_684_800_000_000) / 1e6

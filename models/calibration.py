@@ -1,0 +1,147 @@
+"""Calibration on released outcomes: conformal correction of curves, isotonic maps of probabilities, and their tables.
+
+Here belong corrections learnt from outcomes that are known, and how well they hold; not the forecasts themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.curves import LEVELS, MEDIAN, level_of, read_levels, rising
+
+Floats = NDArray[np.float64]
+MIN_ROWS = 50  # fewer outcomes correct nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Conformal:
+    """Correction of curves so that each level holds as often as it says, on outcomes released so far.
+
+    First the level is exchanged for the one that held at its rate, then what is left is added. The median stays.
+
+    Attributes:
+        levels: Raw level read for each nominal one, shape (len(LEVELS),).
+        offsets: Added in ln(seconds), shape (len(LEVELS),).
+        rows: Outcomes it was learnt from.
+    """
+
+    levels: Floats
+    offsets: Floats
+    rows: int
+
+    @classmethod
+    def identity(cls) -> Conformal:
+        return cls(LEVELS.copy(), np.zeros(len(LEVELS)), 0)
+
+    @classmethod
+    def fit(cls, curves: Floats, actual_log: Floats) -> Conformal:
+        """Learn from curves and outcomes, both ln(seconds), shapes (n, len(LEVELS)) and (n,)."""
+        if len(actual_log) < MIN_ROWS:
+            return cls.identity()
+        held = level_of(curves, actual_log)
+        levels = np.quantile(held, LEVELS)
+        levels[MEDIAN] = LEVELS[MEDIAN]
+        levels = np.maximum.accumulate(levels[: MEDIAN + 1]).clip(max=0.5).tolist() + (
+            np.maximum.accumulate(levels[MEDIAN + 1 :]).clip(min=0.5).tolist()
+        )
+        levels = np.asarray(levels)
+        gaps = actual_log[:, None] - read_levels(curves, levels)
+        offsets = np.array([np.quantile(gaps[:, k], level) for k, level in enumerate(LEVELS)])
+        offsets[MEDIAN] = 0.0
+        # Outcomes that repeat make the gap a lump at zero; only the tails need what the levels cannot give.
+        offsets[:MEDIAN] = np.minimum(offsets[:MEDIAN], 0.0)
+        offsets[MEDIAN + 1 :] = np.maximum(offsets[MEDIAN + 1 :], 0.0)
+        return cls(levels, offsets, len(actual_log))
+
+    def apply(self, curves: Floats) -> Floats:
+        """Corrected curves; they never fall along a row."""
+        moved = read_levels(curves, self.levels) + self.offsets
+        low = np.minimum.accumulate(moved[:, MEDIAN::-1], axis=1)[:, ::-1]
+        return np.concatenate([low, rising(moved[:, MEDIAN:])[:, 1:]], axis=1)
+
+    def to_arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
+        return {f"{prefix}levels": self.levels, f"{prefix}offsets": self.offsets, f"{prefix}rows": np.array(self.rows)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str) -> Conformal:
+        return cls(arrays[f"{prefix}levels"], arrays[f"{prefix}offsets"], int(arrays[f"{prefix}rows"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Isotonic:
+    """A rising map from raw to calibrated probability.
+
+    Attributes:
+        raw: Rising raw values, shape (k,).
+        calibrated: Probability at each, shape (k,).
+    """
+
+    raw: Floats
+    calibrated: Floats
+
+    @classmethod
+    def identity(cls) -> Isotonic:
+        return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+
+    @classmethod
+    def fit(cls, raw: Floats, happened: NDArray[Any]) -> Isotonic:
+        """Pool adjacent violators; bins are kept off 0 and 1 by one imagined outcome each."""
+        if len(raw) < MIN_ROWS:
+            return cls.identity()
+        order = np.argsort(raw, kind="stable")
+        # Equal raw values are one block from the start.
+        values, first = np.unique(raw[order], return_index=True)
+        hits = np.add.reduceat(np.asarray(happened, dtype=np.float64)[order], first)
+        counts = np.diff([*first, len(raw)]).astype(np.float64)
+        blocks: list[list[float]] = []  # sum of hits, rows, sum of raw × rows
+        for value, hit, count in zip(values, hits, counts, strict=True):
+            blocks.append([hit, count, value * count])
+            while len(blocks) > 1 and blocks[-2][0] * blocks[-1][1] >= blocks[-1][0] * blocks[-2][1]:
+                last = blocks.pop()
+                blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
+        at = np.array([block[2] / block[1] for block in blocks])
+        base = hits.sum() / len(raw)
+        share = np.array([(block[0] + 2 * base) / (block[1] + 2) for block in blocks])
+        return cls(at, np.maximum.accumulate(share))
+
+    def apply(self, raw: Floats) -> Floats:
+        return np.interp(raw, self.raw, self.calibrated)
+
+    def to_arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
+        return {f"{prefix}raw": self.raw, f"{prefix}calibrated": self.calibrated}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str) -> Isotonic:
+        return cls(arrays[f"{prefix}raw"], arrays[f"{prefix}calibrated"])
+
+
+def reliability(probability: Floats, happened: NDArray[Any], bins: int = 10) -> list[dict[str, float]]:
+    """Calibration table: per tenth of probability the mean forecast, the observed rate and the rows."""
+    happened = np.asarray(happened, dtype=np.float64)
+    number = np.minimum((probability * bins).astype(np.int64), bins - 1)
+    return [
+        {
+            "forecast": round(float(probability[number == k].mean()), 4),
+            "observed": round(float(happened[number == k].mean()), 4),
+            "count": int((number == k).sum()),
+        }
+        for k in range(bins)
+        if (number == k).any()
+    ]
+
+
+def level_table(quantiles_s: Floats, actual_s: Floats, levels: tuple[float, ...]) -> list[dict[str, float]]:
+    """Calibration table of quantiles: how often the outcome was at or below each."""
+    return [
+        {
+            "forecast": level,
+            "observed": round(float((actual_s <= quantiles_s[:, k] + 0.5).mean()), 4),
+            "count": len(actual_s),
+        }
+        for k, level in enumerate(levels)
+    ]

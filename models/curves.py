@@ -1,0 +1,128 @@
+"""Predictive distributions as quantile curves: one row per job, one column per level, values ln(seconds).
+
+Here belong making curves from samples, reading levels and probabilities off them, and conditioning on time already
+spent; not where samples come from. Curves never fall along a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.job_recency import weighted_quantiles
+from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
+
+Floats = NDArray[np.float64]
+
+LEVELS: Floats = np.array([0.01, 0.025, *np.arange(0.05, 0.96, 0.05).round(2), 0.975, 0.99])
+MEDIAN = int(np.flatnonzero(LEVELS == 0.5)[0])
+_ROWS = 4_000  # rows sorted at a time: bounds memory
+DOUBLING = np.log(2.0)
+
+
+def pool(parts: Sequence[NDArray[Any]], weights: Sequence[Floats]) -> Floats:
+    """Curves of a mixture of samples.
+
+    Args:
+        parts: Samples of each component, ln(seconds), each of shape (n, k); NaN is no sample.
+        weights: Weight of each component per row, each of shape (n,).
+
+    Returns:
+        Curves of shape (n, len(LEVELS)); NaN where a row has no sample of any weight.
+    """
+    n = len(parts[0])
+    curves = np.empty((n, len(LEVELS)))
+    for first in range(0, n, _ROWS):
+        rows = slice(first, first + _ROWS)
+        values = np.concatenate([part[rows] for part in parts], axis=1).astype(np.float64)
+        shares = []
+        for part, weight in zip(parts, weights, strict=True):
+            filled = ~np.isnan(part[rows])
+            count = np.maximum(filled.sum(axis=1, keepdims=True), 1)
+            shares.append(np.where(filled, weight[rows, None] / count, 0.0))
+        curves[rows] = np.stack(weighted_quantiles(values, np.concatenate(shares, axis=1), tuple(LEVELS)), axis=1)
+    return curves
+
+
+def read_levels(curves: Floats, levels: Sequence[float] | Floats) -> Floats:
+    """Curves at other levels (linear between, flat beyond), shape (n, len(levels))."""
+    position = np.interp(np.asarray(levels, dtype=np.float64), LEVELS, np.arange(len(LEVELS)))
+    low = np.floor(position).astype(np.int64)
+    high = np.minimum(low + 1, len(LEVELS) - 1)
+    return curves[:, low] + (position - low) * (curves[:, high] - curves[:, low])
+
+
+def level_of(curves: Floats, values: Floats) -> Floats:
+    """Level at which each row's curve passes a value: P(duration ≤ value), in [0, 1], shape (n,).
+
+    On a flat stretch the middle of it. Below the first level half of it is left, above the last likewise.
+    """
+    last = len(LEVELS) - 1
+    below = np.sum(curves < values[:, None] - 1e-9, axis=1)
+    upto = np.sum(curves <= values[:, None] + 1e-9, axis=1)
+    rows = np.arange(len(curves))
+    left, right = np.clip(below - 1, 0, last), np.clip(below, 0, last)
+    width = curves[rows, right] - curves[rows, left]
+    share = np.divide(values - curves[rows, left], width, out=np.zeros(len(curves)), where=width > 0)
+    between = LEVELS[left] + np.clip(share, 0, 1) * (LEVELS[right] - LEVELS[left])
+    flat = (LEVELS[np.clip(below, 0, last)] + LEVELS[np.clip(upto - 1, 0, last)]) / 2
+    level = np.where(upto > below, flat, between)
+    level = np.where(upto == 0, LEVELS[0] / 2, level)
+    return np.where(below == len(LEVELS), (1 + LEVELS[-1]) / 2, level)
+
+
+def cap(curves: Floats, limit_s: Floats) -> Floats:
+    """Curves no longer than the limit (NaN: none) and no shorter than one second."""
+    top = np.where(np.isnan(limit_s), np.inf, np.log(np.maximum(limit_s, 1.0)))
+    return np.minimum(np.maximum(curves, 0.0), top[:, None])
+
+
+def rising(curves: Floats) -> Floats:
+    """Curves that never fall along a row."""
+    return np.maximum.accumulate(curves, axis=1)
+
+
+def remaining_s(curves: Floats, elapsed_s: Floats, limit_s: Floats, levels: Sequence[float] = QUANTILES) -> Floats:
+    """Quantiles of the time left, given that it has lasted for `elapsed_s` already.
+
+    The curve is cut at the elapsed time and what lies beyond is spread over the levels. Beyond the curve's last level
+    the tail reaches to the limit, or doubles where there is none; once the whole curve is past, the time left is
+    spread evenly in logarithm between now and the limit, or up to a fourfold of what has elapsed.
+
+    Args:
+        curves: Shape (n, len(LEVELS)).
+        elapsed_s: Shape (n,), ≥ 0.
+        limit_s: Shape (n,), NaN: none.
+        levels: Levels asked for.
+
+    Returns:
+        Seconds, shape (n, len(levels)); never falling along a row, within [0, limit − elapsed] where that is positive.
+    """
+    spent = np.log(np.maximum(elapsed_s, 1.0))
+    top = np.where(np.isnan(limit_s), curves[:, -1] + DOUBLING, np.log(np.maximum(limit_s, 1.0)))
+    grid = np.concatenate([LEVELS, [1.0]])
+    full = rising(np.concatenate([curves, np.maximum(top, curves[:, -1])[:, None]], axis=1))
+    passed = level_of(curves, spent)
+    passed = np.where(elapsed_s <= 0, 0.0, passed)
+    rows = np.arange(len(curves))
+    out = np.empty((len(curves), len(levels)))
+    for column, level in enumerate(levels):
+        position = np.interp(passed + level * (1 - passed), grid, np.arange(len(grid)))
+        low = np.floor(position).astype(np.int64)
+        high = np.minimum(low + 1, len(grid) - 1)
+        out[:, column] = full[rows, low] + (position - low) * (full[rows, high] - full[rows, low])
+    is_past = spent >= curves[:, -1] - 1e-9
+    far = np.where(np.isnan(limit_s) | (limit_s <= elapsed_s), spent + 2 * DOUBLING, top)
+    out = np.where(is_past[:, None], spent[:, None] + np.asarray(levels) * (far - spent)[:, None], out)
+    left = np.maximum(np.exp(out) - np.where(elapsed_s <= 0, 0.0, elapsed_s)[:, None], 0.0)
+    most = np.where(np.isnan(limit_s) | (limit_s <= elapsed_s), np.inf, limit_s - elapsed_s)
+    return rising(np.minimum(left, most[:, None]))
+
+
+def quantile_frame(seconds: Floats) -> pl.DataFrame:
+    """Seconds at the registry's levels, shape (n, len(QUANTILES)), as the columns of forecasts; NaN becomes null."""
+    return pl.from_numpy(np.ascontiguousarray(seconds), schema=list(QUANTILE_COLUMNS)).fill_nan(None)

@@ -1,0 +1,308 @@
+"""Runtime of a job: a predictive distribution at submit, and of the time left while it runs.
+
+Two forests, one of ln(runtime) and one of ln(runtime ÷ limit), and the user's own most alike jobs are pooled into one
+distribution; how much each weighs is chosen on released jobs, as is whether keyed recency should speak instead. Here
+belongs this forecaster; not the features (`features/jobs.py`), the baselines (`models/recency.py`) or who is champion.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.job_history import NEVER, JobHistory, JobTable
+from features.jobs import FEATURES, KERNEL_LEVELS, feature_matrix, microseconds, moments_of
+from features.vocabulary import QUANTILES
+from models.arrays import pack_arrays, unpack_arrays
+from models.calibration import MIN_ROWS, Conformal
+from models.curves import MEDIAN, cap, pool, quantile_frame, read_levels, remaining_s
+from models.forest import Forest, ForestSize
+from models.recency import STRATA, KeyedRecency, baseline_log, stratum
+
+Floats = NDArray[np.float64]
+Matrix = NDArray[np.float32]
+
+MAX_LABELS = 200_000
+HOLDOUT_SHARE = 0.15  # newest released jobs that weights, choice of expert and calibration are learnt from
+MAX_HOLDOUT = 5_000
+STRATUM_ROWS = 100  # fewer released jobs of a stratum: the choice made over all of them holds
+DEFAULT_MIX = (0.5, 0.3)
+_RATIO_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_KERNEL_WEIGHTS = (0.0, 0.15, 0.3, 0.5)
+_MIX_GAIN = 0.995  # another mix must cut the loss to this share of the default's
+_KERNEL = [FEATURES.index(f"kernel_q{round(100 * level):02d}") for level in KERNEL_LEVELS]
+_DISTANCE = FEATURES.index("kernel_distance")
+_NEAR, _FAR = 1.5, 2.5  # distance of the most alike job up to which, and from which on, the kernel counts fully, not
+
+
+class TooFewJobsError(ValueError):
+    """There are not enough released outcomes to train on; the message gives both numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """The forests, as grown on one set of jobs."""
+
+    run: Forest | None
+    ratio: Forest | None
+    usual_limit_log: float
+
+    @classmethod
+    def fit(
+        cls, X: Matrix, y: Floats, limit_log: Floats, size: ForestSize, *, seed: int, threads: int,
+        ratio_weight: float | None = None,
+    ) -> _Experts:  # fmt: skip
+        has_limit = ~np.isnan(limit_log)
+        usual = float(np.median(limit_log[has_limit])) if has_limit.any() else np.nan
+        run = ratio = None
+        if ratio_weight is None or ratio_weight < 1 or np.isnan(usual):
+            run = Forest.fit(X, y, size, seed=seed, threads=threads)
+        if (ratio_weight is None or ratio_weight > 0) and not np.isnan(usual):
+            relative = y - np.where(has_limit, limit_log, usual)
+            ratio = Forest.fit(X, relative, size, seed=seed + 1, threads=threads)
+        return cls(run, ratio, usual)
+
+    def samples(self, X: Matrix, limit_log: Floats) -> list[NDArray[Any]]:
+        """Samples of ln(runtime): of the forest, of the forest relative to the limit, of the user's like jobs."""
+        empty = np.full((len(X), 1), np.nan, dtype=np.float32)
+        run = self.run.draw(X) if self.run else empty
+        ratio = empty
+        if self.ratio:
+            scale = np.where(np.isnan(limit_log), self.usual_limit_log, limit_log)
+            ratio = self.ratio.draw(X) + scale[:, None].astype(np.float32)
+        return [run, ratio, X[:, _KERNEL]]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeForecaster:
+    """Forecasts runtimes of one cluster.
+
+    Attributes:
+        experts: The forests.
+        mix: Weight of the ratio forest among the forests, and of the like jobs at distance ≤ 1.5 among all.
+        recency: Keyed recency, which speaks for the strata where it did better.
+        is_recency: By stratum (`STRATA`): keyed recency speaks.
+        conformal: Correction of the pooled curves.
+        facts: What the fit saw and chose, for the card.
+    """
+
+    experts: _Experts
+    mix: tuple[float, float]
+    recency: KeyedRecency
+    is_recency: NDArray[np.bool_]
+    conformal: Conformal
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def fit(
+        cls, history: pl.DataFrame | JobHistory, at: datetime | int, *, features: Matrix | None = None,
+        seed: int = 1, threads: int = 1, size: ForestSize | None = None, max_labels: int = MAX_LABELS,
+    ) -> RuntimeForecaster:  # fmt: skip
+        """Train on the jobs that ended before a moment.
+
+        Args:
+            history: Canonical jobs; what happened after `at` changes nothing.
+            at: The moment of training; a datetime or microseconds UTC.
+            features: Feature matrix of all rows of `history` at their submits, when it is at hand; else computed.
+            seed: Seed of every random choice.
+            threads: Threads of the fit; they change nothing but the time.
+            size: Size of the forests.
+            max_labels: Outcomes trained on at most, drawn at random.
+
+        Raises:
+            TooFewJobsError: Fewer than `MIN_ROWS` jobs had ended.
+        """
+        size = size or ForestSize()
+        prepared = JobHistory.of(history)
+        table = prepared.table
+        moment = microseconds(at)
+        rows = np.flatnonzero(table.has_run & (table.end < moment))
+        if len(rows) < MIN_ROWS:
+            raise TooFewJobsError(f"{len(rows)} jobs had ended, {MIN_ROWS} are needed")
+        generator = np.random.default_rng(seed)
+        rows = rows[np.lexsort((table.end[rows], table.submit[rows]))]
+        if len(rows) > max_labels:
+            rows = rows[np.sort(generator.choice(len(rows), max_labels, replace=False))]
+        X = features[rows] if features is not None else matrix_of_rows(prepared, rows)
+        y, limit_log = prepared.log_runtime[rows], np.log(table.limit_s[rows])
+
+        first = int(len(rows) * (1 - HOLDOUT_SHARE))
+        cut = table.submit[rows[first]]
+        held = np.arange(first, len(rows))
+        if len(held) > MAX_HOLDOUT:
+            held = np.sort(generator.choice(held, MAX_HOLDOUT, replace=False))
+        early = np.flatnonzero(table.end[rows] < cut)
+        recency = KeyedRecency.fit(X[held], y[held])
+        half = ForestSize(max(10, size.trees // 2), size.min_leaf, size.feature_share, size.rows_per_tree)
+        if len(early) < MIN_ROWS:
+            early = np.arange(first)
+        trial = _Experts.fit(X[early], y[early], limit_log[early], half, seed=seed, threads=threads)
+        samples = trial.samples(X[held], limit_log[held])
+        mix, losses = _choose_mix(samples, X[held], y[held], table.limit_s[rows[held]])
+        curves = _pooled(samples, X[held], mix, table.limit_s[rows[held]])
+        conformal = Conformal.fit(curves, np.fmin(y[held], limit_log[held]))
+        is_recency, choice = _choose_expert(curves, recency, X[held], y[held])
+        experts = _Experts.fit(X, y, limit_log, size, seed=seed, threads=threads, ratio_weight=mix[0])
+        facts = {
+            "rows": len(rows), "holdout_rows": len(held), "seed": seed, "size": asdict(size), "mix": list(mix),
+            "holdout_male": losses, "expert": choice, "recency": recency.name, "recency_male": dict(recency.losses),
+        }  # fmt: skip
+        return cls(experts, mix, recency, is_recency, conformal, facts)
+
+    def curves(self, X: Matrix, limit_s: Floats) -> Floats:
+        """Quantile curves, ln(seconds), of shape (n, levels), from features and limits (NaN: none)."""
+        if not len(X):
+            return np.empty((0, len(self.conformal.levels)))
+        pooled = _pooled(self.experts.samples(X, np.log(limit_s)), X, self.mix, limit_s)
+        curves = np.where(self.is_recency[stratum(X)][:, None], self.recency.curves(X), self.conformal.apply(pooled))
+        return cap(curves, limit_s)
+
+    def forecast(
+        self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime | None = None
+    ) -> pl.DataFrame:
+        """Quantiles of runtime.
+
+        Args:
+            jobs: Jobs asked about, canonical columns.
+            history: Jobs of the cluster as known now.
+            at: The moment; None for each job's submit time.
+
+        Returns:
+            Columns `QUANTILE_COLUMNS`, seconds, one row per job in order; never crossing, never above the limit.
+        """
+        table = JobTable(jobs)
+        X = feature_matrix(table, JobHistory.of(history), moments_of(table, at))
+        return self.quantiles(X, table.limit_s)
+
+    def quantiles(self, X: Matrix, limit_s: Floats) -> pl.DataFrame:
+        """`forecast` from features that are at hand."""
+        seconds = np.exp(read_levels(self.curves(X, limit_s), QUANTILES))
+        return quantile_frame(np.fmin(seconds, limit_s[:, None]))
+
+    def remaining(self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime) -> pl.DataFrame:
+        """Quantiles of the time left of running jobs at a moment, from the same distribution given what has elapsed.
+
+        Returns:
+            Columns `QUANTILE_COLUMNS`, seconds; null for a job that has not started by then.
+        """
+        table = JobTable(jobs)
+        X = feature_matrix(table, JobHistory.of(history), moments_of(table, at))
+        return remaining_frame(self.curves(X, table.limit_s), table, microseconds(at))
+
+    def to_files(self) -> dict[str, bytes]:
+        """The forecaster as files without code."""
+        arrays = self.conformal.to_arrays("conformal_")
+        for name, forest in (("run", self.experts.run), ("ratio", self.experts.ratio)):
+            arrays |= forest.to_arrays(f"{name}_") if forest else {}
+        described = {
+            "features": list(FEATURES), "mix": list(self.mix), "is_recency": self.is_recency.tolist(),
+            "usual_limit_log": None if np.isnan(self.experts.usual_limit_log) else self.experts.usual_limit_log,
+            "recency": self.recency.to_json(), "facts": self.facts,
+        }  # fmt: skip
+        return {
+            "runtime.json": json.dumps(described, indent=1, sort_keys=True).encode(),
+            "runtime.npz": pack_arrays(arrays),
+        }
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> RuntimeForecaster:
+        """The forecaster from its files.
+
+        Raises:
+            ValueError: It was trained on other features than this version computes.
+        """
+        described = json.loads(files["runtime.json"])
+        check_features(described["features"], FEATURES)
+        arrays = unpack_arrays(files["runtime.npz"], "conformal_levels")
+        run = Forest.from_arrays(arrays, "run_") if "run_roots" in arrays else None
+        ratio = Forest.from_arrays(arrays, "ratio_") if "ratio_roots" in arrays else None
+        usual = described["usual_limit_log"]
+        return cls(
+            _Experts(run, ratio, np.nan if usual is None else usual), (described["mix"][0], described["mix"][1]),
+            KeyedRecency.from_json(described["recency"]), np.asarray(described["is_recency"], dtype=bool),
+            Conformal.from_arrays(arrays, "conformal_"), described["facts"],
+        )  # fmt: skip
+
+
+def check_features(saved: list[str], present: tuple[str, ...]) -> None:
+    """Refuse a model whose features are not those computed here.
+
+    Raises:
+        ValueError: Names the first that differs.
+    """
+    if tuple(saved) != present:
+        odd = sorted(set(saved) ^ set(present))
+        raise ValueError(
+            f"model was trained on other features ({', '.join(odd[:5]) or 'another order'}): train it again"
+        )
+
+
+def matrix_of_rows(history: JobHistory, rows: NDArray[np.int64]) -> Matrix:
+    """Features of rows of a history at their own submits."""
+    table = JobTable(history.table.frame[rows])
+    return feature_matrix(table, history, table.submit)
+
+
+def remaining_frame(curves: Floats, table: JobTable, moment: int) -> pl.DataFrame:
+    """Quantiles of the time left at a moment from curves of the whole runtime; null where not started by then."""
+    is_running = table.start <= moment
+    elapsed = np.where(is_running, (moment - np.where(table.start == NEVER, moment, table.start)) / 1e6, 0.0)
+    seconds = remaining_s(curves, elapsed, table.limit_s)
+    seconds[~is_running] = np.nan
+    return quantile_frame(seconds)
+
+
+def _kernel_share(X: Matrix, weight: float) -> Floats:
+    """Weight of the like jobs per row: full when the most alike is near, none when it is far or there is none."""
+    nearness = np.clip((_FAR - X[:, _DISTANCE].astype(np.float64)) / (_FAR - _NEAR), 0.0, 1.0)
+    return weight * np.nan_to_num(nearness, nan=0.0)
+
+
+def _weights(X: Matrix, mix: tuple[float, float], samples: list[NDArray[Any]]) -> list[Floats]:
+    kernel = _kernel_share(X, mix[1])
+    ratio = mix[0] if not np.isnan(samples[1]).all() else 0.0
+    return [(1 - ratio) * (1 - kernel), ratio * (1 - kernel), kernel]
+
+
+def _pooled(samples: list[NDArray[Any]], X: Matrix, mix: tuple[float, float], limit_s: Floats) -> Floats:
+    return cap(pool(samples, _weights(X, mix, samples)), limit_s)
+
+
+def _choose_mix(
+    samples: list[NDArray[Any]], X: Matrix, y: Floats, limit_s: Floats
+) -> tuple[tuple[float, float], dict[str, float]]:
+    """Weights with the lowest MALE on the held-out jobs; the default unless another is clearly better."""
+    has_ratio = not np.isnan(samples[1]).all()
+    losses: dict[tuple[float, float], float] = {}
+    for ratio in _RATIO_WEIGHTS if has_ratio else (0.0,):
+        for kernel in _KERNEL_WEIGHTS:
+            curves = _pooled(samples, X, (ratio, kernel), limit_s)
+            losses[ratio, kernel] = float(np.abs(curves[:, MEDIAN] - y).mean())
+    default = DEFAULT_MIX if has_ratio else (0.0, DEFAULT_MIX[1])
+    best = min(losses, key=lambda mix: losses[mix])
+    chosen = best if losses[best] < _MIX_GAIN * losses[default] else default
+    return chosen, {"chosen": losses[chosen], "default": losses[default], "best": losses[best]}
+
+
+def _choose_expert(
+    curves: Floats, recency: KeyedRecency, X: Matrix, y: Floats
+) -> tuple[NDArray[np.bool_], dict[str, Any]]:
+    """Whether keyed recency speaks, by stratum, by MALE on the held-out jobs."""
+    model = np.abs(curves[:, MEDIAN] - y)
+    keyed = np.abs(baseline_log(recency.name, X) - y)
+    overall = bool(keyed.mean() < model.mean())
+    rows = stratum(X)
+    chosen = np.full(len(STRATA), overall)
+    for k in range(len(STRATA)):
+        here = rows == k
+        if here.sum() >= STRATUM_ROWS:
+            chosen[k] = keyed[here].mean() < model[here].mean()
+    named = {name: recency.name if chosen[k] else "model" for k, name in enumerate(STRATA)}
+    return chosen, named

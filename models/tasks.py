@@ -1,0 +1,252 @@
+"""What the three job forecasts have in common: how each is fitted, judged and set beside its baselines.
+
+Backtests (`models/backtest.py`) and nightly training (`models/training.py`) speak to every task through this shape.
+Here belong the losses and baselines of each task; not the walk-forward, not the promotion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.job_history import NEVER, JobHistory, JobTable
+from features.job_queue import WAIT_FEATURES, wait_matrix
+from features.jobs import FEATURES, feature_matrix
+from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
+from models import failure, recency, wait
+from models.calibration import level_table, reliability
+from models.failure import FailureForecaster
+from models.forest import ForestSize
+from models.runtime import RuntimeForecaster
+from models.scoring import brier, duration_scores, is_covered, log_error, log_pinball
+from models.wait import WaitForecaster
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Matrix = NDArray[np.float32]
+
+_Q10, _Q90 = QUANTILE_COLUMNS.index("q10_s"), QUANTILE_COLUMNS.index("q90_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A forecaster or baseline on a set of outcomes.
+
+    Attributes:
+        metrics: Name to one value per row, whose mean is the metric; the task's primary loss is among them.
+        score: What ranks the rows (failure only), for AUROC.
+    """
+
+    metrics: dict[str, Floats]
+    score: Floats | None = None
+
+
+class Task(Protocol):
+    """One kind of job forecast."""
+
+    name: ClassVar[str]
+    primary: ClassVar[str]
+    coverage: ClassVar[str | None]
+
+    def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix: ...
+    def released(self, table: JobTable) -> Ints: ...
+    def configuration(self) -> dict[str, Any]: ...
+    def fit(
+        self, history: JobHistory, at: int, features: Matrix | None, *, seed: int, threads: int, max_labels: int
+    ) -> Any: ...
+    def from_files(self, files: Mapping[str, bytes]) -> Any: ...
+    def judge(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> Judged: ...
+    def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]: ...
+    def calibration(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> list[dict[str, float]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeTask:
+    """Runtime at submit. Jobs that ran for zero time are not judged."""
+
+    name: ClassVar[str] = "runtime"
+    primary: ClassVar[str] = "male"
+    coverage: ClassVar[str | None] = "coverage_80"
+    size: ForestSize = field(default_factory=ForestSize)
+
+    def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix:
+        return _matrix(feature_matrix, history, rows)
+
+    def released(self, table: JobTable) -> Ints:
+        return np.where(table.has_run, table.end, NEVER)
+
+    def configuration(self) -> dict[str, Any]:
+        return {"model": "forests+kernel", "size": asdict(self.size), "features": list(FEATURES)}
+
+    def fit(
+        self, history: JobHistory, at: int, features: Matrix | None, *, seed: int, threads: int, max_labels: int
+    ) -> RuntimeForecaster:
+        return RuntimeForecaster.fit(
+            history, at, features=features, seed=seed, threads=threads, size=self.size, max_labels=max_labels
+        )
+
+    def from_files(self, files: Mapping[str, bytes]) -> RuntimeForecaster:
+        return RuntimeForecaster.from_files(files)
+
+    def judge(self, forecaster: RuntimeForecaster, X: Matrix, table: JobTable, rows: Ints) -> Judged:
+        quantiles = forecaster.quantiles(X, table.limit_s[rows]).to_numpy()
+        return Judged(_durations(quantiles, table.runtime_s[rows]))
+
+    def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
+        actual = table.runtime_s[rows]
+        return {
+            name: Judged(duration_scores(np.exp(recency.baseline_log(name, X)), actual)) for name in recency.BASELINES
+        }
+
+    def calibration(
+        self, forecaster: RuntimeForecaster, X: Matrix, table: JobTable, rows: Ints
+    ) -> list[dict[str, float]]:
+        return level_table(forecaster.quantiles(X, table.limit_s[rows]).to_numpy(), table.runtime_s[rows], QUANTILES)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitTask:
+    """Wait from submit until the start."""
+
+    name: ClassVar[str] = "wait"
+    primary: ClassVar[str] = "male"
+    coverage: ClassVar[str | None] = "coverage_80"
+    size: ForestSize = field(default_factory=ForestSize)
+
+    def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix:
+        return _matrix(wait_matrix, history, rows)
+
+    def released(self, table: JobTable) -> Ints:
+        return table.start
+
+    def configuration(self) -> dict[str, Any]:
+        return {"model": "forest", "size": asdict(self.size), "features": list(WAIT_FEATURES)}
+
+    def fit(
+        self, history: JobHistory, at: int, features: Matrix | None, *, seed: int, threads: int, max_labels: int
+    ) -> WaitForecaster:
+        most = min(max_labels, wait.MAX_LABELS)
+        return WaitForecaster.fit(
+            history, at, features=features, seed=seed, threads=threads, size=self.size, max_labels=most
+        )
+
+    def from_files(self, files: Mapping[str, bytes]) -> WaitForecaster:
+        return WaitForecaster.from_files(files)
+
+    def judge(self, forecaster: WaitForecaster, X: Matrix, table: JobTable, rows: Ints) -> Judged:
+        frame = forecaster.frame(X)
+        actual = table.wait_s[rows]
+        odds = {
+            f"brier_{seconds}s": brier(frame[column].to_numpy(), actual <= seconds)
+            for seconds, column in zip(wait.SOON_S, wait.SOON_COLUMNS, strict=True)
+        }
+        return Judged(_durations(frame.select(QUANTILE_COLUMNS).to_numpy(), actual) | odds)
+
+    def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
+        actual = table.wait_s[rows]
+        found = {}
+        for name in wait.BASELINES:
+            forecast = wait.baseline_s(name, X)
+            odds = {
+                f"brier_{seconds}s": brier((forecast <= seconds).astype(np.float64), actual <= seconds)
+                for seconds in wait.SOON_S
+            }
+            found[name] = Judged(duration_scores(forecast, actual) | odds)
+        recent = self.judge(WaitForecaster.recent(), X, table, rows)
+        return found | {"recent_waits": recent}
+
+    def calibration(self, forecaster: WaitForecaster, X: Matrix, table: JobTable, rows: Ints) -> list[dict[str, float]]:
+        quantiles = forecaster.frame(X).select(QUANTILE_COLUMNS).to_numpy()
+        return level_table(quantiles, table.wait_s[rows], QUANTILES)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureTask:
+    """Bad end of a job that started."""
+
+    name: ClassVar[str] = "job_failure"
+    primary: ClassVar[str] = "brier"
+    coverage: ClassVar[str | None] = None
+    rounds: int = failure.ROUNDS
+
+    def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix:
+        return _matrix(feature_matrix, history, rows)
+
+    def released(self, table: JobTable) -> Ints:
+        return np.where(failure.labelled(table), table.end, NEVER)
+
+    def configuration(self) -> dict[str, Any]:
+        return {"model": "lightgbm", "rounds": self.rounds, "features": list(FEATURES)}
+
+    def fit(
+        self, history: JobHistory, at: int, features: Matrix | None, *, seed: int, threads: int, max_labels: int
+    ) -> FailureForecaster:
+        return FailureForecaster.fit(
+            history, at, features=features, seed=seed, threads=threads, rounds=self.rounds, max_labels=max_labels
+        )
+
+    def from_files(self, files: Mapping[str, bytes]) -> FailureForecaster:
+        return FailureForecaster.from_files(files)
+
+    def judge(self, forecaster: FailureForecaster, X: Matrix, table: JobTable, rows: Ints) -> Judged:
+        probability = forecaster.probability(X)
+        return Judged({"brier": brier(probability, table.is_bad[rows])}, probability)
+
+    def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
+        bad = table.is_bad[rows]
+        rate = failure.rolling_rate(X)
+        user = failure.rolling_rate(X, narrowest="user")
+        return {
+            "rolling_rate": Judged({"brier": brier(rate, bad)}, rate),
+            "user_rate": Judged({"brier": brier(user, bad)}, user),
+        }
+
+    def calibration(
+        self, forecaster: FailureForecaster, X: Matrix, table: JobTable, rows: Ints
+    ) -> list[dict[str, float]]:
+        return reliability(forecaster.probability(X), table.is_bad[rows])
+
+
+TASKS: dict[str, type[RuntimeTask | WaitTask | FailureTask]] = {
+    task.name: task for task in (RuntimeTask, WaitTask, FailureTask)
+}
+
+
+def make_task(name: str) -> Task:
+    """A task of the default configuration.
+
+    Raises:
+        ValueError: There is no such task; the message lists them.
+    """
+    if name not in TASKS:
+        raise ValueError(f"no job forecast {name!r}; there are: {', '.join(TASKS)}")
+    return TASKS[name]()
+
+
+def blocks_of(table: JobTable, rows: Ints) -> NDArray[np.uint64]:
+    """Block of each row for the bootstrap: user × day of submit."""
+    day = (table.submit[rows] // 86_400_000_000).astype(np.uint64)
+    return table.group("user")[rows] ^ (day * np.uint64(0x9E3779B97F4A7C15))
+
+
+def _matrix(make: Any, history: JobHistory, rows: Ints | None) -> Matrix:
+    """Features of history rows (all when None) at their own submits."""
+    table = history.table
+    if rows is None:
+        return make(table, history, table.submit)
+    part = JobTable(table.frame[rows])
+    return make(part, history, part.submit)
+
+
+def _durations(quantiles_s: Floats, actual_s: Floats) -> dict[str, Floats]:
+    median = quantiles_s[:, QUANTILES.index(0.5)]
+    covered = is_covered(quantiles_s[:, _Q10], quantiles_s[:, _Q90], actual_s)
+    scores = duration_scores(median, actual_s)
+    scores["male"] = log_error(median, actual_s)
+    scores["coverage_80"] = covered.astype(np.float64)
+    scores["pinball"] = log_pinball(quantiles_s, actual_s)
+    return scores

@@ -1,0 +1,243 @@
+"""Queue wait: a predictive distribution of the time until a waiting job starts, and the odds of soon.
+
+A forest of ln(wait) on the state of the queue, corrected on released jobs, or the newest waits of like jobs where those
+did better. Waits are counted from the moment of the forecast, so training holds moments at submit and moments later in
+the wait. Here belongs this forecaster and its baselines; not the features (`features/job_queue.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.job_history import NEVER, JobHistory, JobTable
+from features.job_queue import RECENT_LEVELS, WAIT_FEATURES, wait_matrix
+from features.jobs import microseconds, moments_of
+from features.vocabulary import QUANTILES
+from models.arrays import pack_arrays, unpack_arrays
+from models.calibration import MIN_ROWS, Conformal, Isotonic
+from models.curves import LEVELS, level_of, pool, quantile_frame, read_levels, remaining_s, rising
+from models.forest import Forest, ForestSize
+from models.runtime import HOLDOUT_SHARE, MAX_HOLDOUT, TooFewJobsError, check_features
+from models.scoring import log_pinball
+
+Floats = NDArray[np.float64]
+Matrix = NDArray[np.float32]
+
+SOON_S = (60, 600, 3600)
+SOON_COLUMNS = tuple(f"p_start_{seconds}s" for seconds in SOON_S)
+BASELINES = ("zero", "last", "same_size_last")
+MAX_LABELS = 60_000
+_RECENT = [WAIT_FEATURES.index(f"recent_q{round(100 * level):02d}") for level in RECENT_LEVELS]
+_LAST, _SAME_LAST = WAIT_FEATURES.index("all_last"), WAIT_FEATURES.index("size_last")
+_ELAPSED = WAIT_FEATURES.index("elapsed")
+_LANDMARK_FROM_S = 30.0  # jobs that waited longer are also asked about in the middle of their wait
+
+
+def baseline_s(name: str, X: Matrix) -> Floats:
+    """Point forecast of a baseline in seconds, shape (n,): no wait, the newest wait of any job, of a same-sized job.
+
+    Raises:
+        ValueError: There is no such baseline; the message lists them.
+    """
+    if name not in BASELINES:
+        raise ValueError(f"no baseline {name!r}; baselines: {', '.join(BASELINES)}")
+    last = np.nan_to_num(np.exp(X[:, _LAST].astype(np.float64)), nan=1.0)
+    same = np.exp(X[:, _SAME_LAST].astype(np.float64))
+    whole = {"zero": np.ones(len(X)), "last": last, "same_size_last": np.where(np.isnan(same), last, same)}[name]
+    return np.where(whole <= 1.0, 0.0, np.maximum(whole - _elapsed_s(X), 0.0))
+
+
+def recent_curves(X: Matrix) -> Floats:
+    """Curves of the newest waits of like jobs, less what has been waited; ln(seconds), shape (n, len(LEVELS))."""
+    values = np.nan_to_num(X[:, _RECENT].astype(np.float64), nan=0.0)
+    position = np.interp(LEVELS, RECENT_LEVELS, np.arange(len(RECENT_LEVELS)))
+    low = np.floor(position).astype(np.int64)
+    high = np.minimum(low + 1, len(RECENT_LEVELS) - 1)
+    whole = rising(values[:, low] + (position - low) * (values[:, high] - values[:, low]))
+    elapsed = _elapsed_s(X)
+    left = remaining_s(whole, elapsed, np.full(len(X), np.nan), LEVELS.tolist())
+    return np.where((elapsed > 0)[:, None], np.log(np.maximum(left, 1.0)), whole)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForecaster:
+    """Forecasts queue waits of one cluster.
+
+    Attributes:
+        forest: Of ln(wait), None while the newest waits speak.
+        conformal: Correction of the curves.
+        soon: Maps of the odds of a start within 60, 600 and 3,600 s.
+        facts: What the fit saw and chose, for the card.
+    """
+
+    forest: Forest | None
+    conformal: Conformal
+    soon: tuple[Isotonic, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def recent(cls) -> WaitForecaster:
+        """The one in charge before any model: the newest waits of like jobs."""
+        return cls(None, Conformal.identity(), tuple(Isotonic.identity() for _ in SOON_S), {"expert": "recent_waits"})
+
+    @classmethod
+    def fit(
+        cls, history: pl.DataFrame | JobHistory, at: datetime | int, *, features: Matrix | None = None, seed: int = 1,
+        threads: int = 1, size: ForestSize | None = None, max_labels: int = MAX_LABELS,
+    ) -> WaitForecaster:  # fmt: skip
+        """Train on the jobs that started before a moment.
+
+        Args:
+            history: Canonical jobs; what happened after `at` changes nothing.
+            at: The moment of training.
+            features: `wait_matrix` of all rows of `history` at their submits, when it is at hand.
+            seed: Seed of every random choice.
+            threads: Threads of the fit; they change nothing but the time.
+            size: Size of the forest.
+            max_labels: Jobs trained on at most, drawn at random.
+
+        Raises:
+            TooFewJobsError: Fewer than `MIN_ROWS` jobs had started.
+        """
+        size = size or ForestSize()
+        prepared = JobHistory.of(history)
+        table = prepared.table
+        moment = microseconds(at)
+        rows = np.flatnonzero((table.start != NEVER) & (table.start < moment))
+        if len(rows) < MIN_ROWS:
+            raise TooFewJobsError(f"{len(rows)} jobs had started, {MIN_ROWS} are needed")
+        generator = np.random.default_rng(seed)
+        rows = rows[np.lexsort((table.start[rows], table.submit[rows]))]
+        if len(rows) > max_labels:
+            rows = rows[np.sort(generator.choice(len(rows), max_labels, replace=False))]
+        submit, start = table.submit[rows], table.start[rows]
+        wait_s = table.wait_s[rows]
+        X = features[rows] if features is not None else matrix_of_waits(prepared, rows, submit)
+        y = np.log(np.maximum(wait_s, 1.0))
+        late = np.flatnonzero(wait_s > _LANDMARK_FROM_S)
+        spread = np.exp(generator.random(len(late)) * np.log(np.maximum(wait_s[late], 1.0)))
+        landmark = submit[late] + (spread * 1e6).astype(np.int64)
+        late, landmark = late[landmark < start[late]], landmark[landmark < start[late]]
+        X_late = matrix_of_waits(prepared, rows[late], landmark)
+        y_late = np.log(np.maximum((start[late] - landmark) / 1e6, 1.0))
+
+        first = int(len(rows) * (1 - HOLDOUT_SHARE))
+        cut = submit[first]
+        held = np.arange(first, len(rows))
+        if len(held) > MAX_HOLDOUT:
+            held = np.sort(generator.choice(held, MAX_HOLDOUT, replace=False))
+        early = np.flatnonzero(start < cut)
+        if len(early) < MIN_ROWS:
+            early = np.arange(first)
+        is_early = np.isin(late, early)
+        half = ForestSize(max(10, size.trees // 2), size.min_leaf, size.feature_share, size.rows_per_tree)
+        trial = Forest.fit(
+            np.concatenate([X[early], X_late[is_early]]), np.concatenate([y[early], y_late[is_early]]), half,
+            seed=seed, threads=threads,
+        )  # fmt: skip
+        X_held, y_held = X[held], y[held]
+        curves = _forest_curves(trial, X_held)
+        conformal = Conformal.fit(curves, y_held)
+        curves = conformal.apply(curves)
+        recent = recent_curves(X_held)
+        losses = {
+            "model": float(log_pinball(np.exp(curves), np.exp(y_held), LEVELS).mean()),
+            "recent_waits": float(log_pinball(np.exp(recent), np.exp(y_held), LEVELS).mean()),
+        }
+        is_model = losses["model"] < losses["recent_waits"]
+        chosen = curves if is_model else recent
+        soon = tuple(Isotonic.fit(_odds(chosen, seconds), y_held <= np.log(seconds)) for seconds in SOON_S)
+        facts = {
+            "rows": len(rows), "landmarks": len(late), "holdout_rows": len(held), "seed": seed, "size": asdict(size),
+            "holdout_pinball": losses, "expert": "model" if is_model else "recent_waits",
+        }  # fmt: skip
+        if not is_model:
+            return cls(None, Conformal.identity(), soon, facts)
+        forest = Forest.fit(np.concatenate([X, X_late]), np.concatenate([y, y_late]), size, seed=seed, threads=threads)
+        return cls(forest, conformal, soon, facts)
+
+    def curves(self, X: Matrix) -> Floats:
+        """Quantile curves of the wait from now, ln(seconds), shape (n, len(LEVELS)); no wait is one second."""
+        if not len(X):
+            return np.empty((0, len(LEVELS)))
+        if self.forest is None:
+            return recent_curves(X)
+        return np.maximum(self.conformal.apply(_forest_curves(self.forest, X)), 0.0)
+
+    def odds(self, curves: Floats) -> Floats:
+        """P(start within 60, 600, 3,600 s), shape (n, 3), rising along a row."""
+        raw = [self.soon[k].apply(_odds(curves, seconds)) for k, seconds in enumerate(SOON_S)]
+        return np.maximum.accumulate(np.stack(raw, axis=1), axis=1)
+
+    def frame(self, X: Matrix) -> pl.DataFrame:
+        """Quantiles and odds from features that are at hand."""
+        curves = self.curves(X)
+        seconds = np.exp(read_levels(curves, QUANTILES))
+        odds = pl.from_numpy(self.odds(curves), schema=list(SOON_COLUMNS))
+        return quantile_frame(np.where(seconds <= 1.0 + 1e-9, 0.0, seconds)).hstack(odds)
+
+    def forecast(
+        self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime | None = None
+    ) -> pl.DataFrame:
+        """Wait from a moment until the start.
+
+        Args:
+            jobs: Waiting jobs, canonical columns.
+            history: Jobs of the cluster as known now, pending and running ones included.
+            at: The moment; None for each job's submit time.
+
+        Returns:
+            Columns `QUANTILE_COLUMNS` (seconds from the moment) and `p_start_60s`, `p_start_600s`, `p_start_3600s`.
+        """
+        table = JobTable(jobs)
+        return self.frame(wait_matrix(table, JobHistory.of(history), moments_of(table, at)))
+
+    def to_files(self) -> dict[str, bytes]:
+        """The forecaster as files without code."""
+        arrays = self.conformal.to_arrays("conformal_")
+        for k, seconds in enumerate(SOON_S):
+            arrays |= self.soon[k].to_arrays(f"soon{seconds}_")
+        arrays |= self.forest.to_arrays("forest_") if self.forest else {}
+        described = {"features": list(WAIT_FEATURES), "facts": self.facts}
+        return {
+            "wait.json": json.dumps(described, indent=1, sort_keys=True).encode(), "wait.npz": pack_arrays(arrays)
+        }  # fmt: skip
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> WaitForecaster:
+        """The forecaster from its files.
+
+        Raises:
+            ValueError: It was trained on other features than this version computes.
+        """
+        described = json.loads(files["wait.json"])
+        check_features(described["features"], WAIT_FEATURES)
+        arrays = unpack_arrays(files["wait.npz"], "conformal_levels")
+        forest = Forest.from_arrays(arrays, "forest_") if "forest_roots" in arrays else None
+        soon = tuple(Isotonic.from_arrays(arrays, f"soon{seconds}_") for seconds in SOON_S)
+        return cls(forest, Conformal.from_arrays(arrays, "conformal_"), soon, described["facts"])
+
+
+def matrix_of_waits(history: JobHistory, rows: NDArray[np.int64], moments: NDArray[np.int64]) -> Matrix:
+    """Features of rows of a history at the given moments."""
+    return wait_matrix(JobTable(history.table.frame[rows]), history, moments)
+
+
+def _forest_curves(forest: Forest, X: Matrix) -> Floats:
+    return pool([forest.draw(X)], [np.ones(len(X))])
+
+
+def _odds(curves: Floats, seconds: float) -> Floats:
+    return level_of(curves, np.full(len(curves), np.log(seconds)))
+
+
+def _elapsed_s(X: Matrix) -> Floats:
+    return np.expm1(X[:, _ELAPSED].astype(np.float64))
