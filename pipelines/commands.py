@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pipelines.compose import CommandError, clusters_of, one_cluster
+from pipelines.compose import CommandError, clusters_of, one_cluster, open_store
 from pipelines.settings import Settings
 
 TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")
@@ -87,3 +87,109 @@ def rollback_model(settings: Settings, cluster: str | None, task: str, reason: s
     _check_task(task)
     name = one_cluster(settings, cluster)
     print(f"{name} {task}: champion is now {_registry(settings, name).rollback(task, reason)}")
+
+
+def ingest_once(settings: Settings, cluster: str | None, since: str | None) -> None:
+    """Read what is new, or again from `since` ago on, and say what was read.
+
+    Raises:
+        CommandError: A source could not be read; what could be is in the store.
+    """
+    from pipelines.steps import ingest_cluster
+
+    now = datetime.now(UTC)
+    start = None if since is None else now - duration(since)
+    errors = []
+    with open_store(settings) as store:
+        for name in clusters_of(settings, cluster):
+            report = ingest_cluster(store, settings, name, now, start)
+            telemetry, jobs = report.telemetry, report.jobs
+            mark = "nothing yet" if telemetry.mark is None else f"{telemetry.mark:%Y-%m-%d %H:%M:%S} UTC"
+            print(
+                f"{name}: {telemetry.windows} windows, {telemetry.core_rows:,} samples, {jobs.core_rows:,} changed "
+                f"jobs; all before {mark} is in the store"
+            )
+            for reason, count in sorted(telemetry.findings.items()):
+                print(f"  {count:,} values {reason}")
+            for warning in telemetry.warnings:
+                print(f"  partial: {warning}")
+            errors += report.errors
+    _fail(errors)
+
+
+def publish_once(settings: Settings, cluster: str | None) -> None:
+    """Forecast all jobs and nodes, publish, and load the journal of hints.
+
+    Raises:
+        CommandError: Something could not be published; the rest was.
+    """
+    from pipelines.steps import publish_cluster
+
+    errors = []
+    with open_store(settings) as store:
+        for name in clusters_of(settings, cluster):
+            jobs, nodes, hints = publish_cluster(store, settings, name, datetime.now(UTC))
+            risks = "risks still hold" if nodes.nodes is None else f"{nodes.nodes or 0} nodes"
+            print(f"{name}: {jobs.jobs or 0} jobs, {risks}, {hints.hints} journal rows loaded")
+            for task, version in sorted({**(jobs.model_versions or {}), **(nodes.model_versions or {})}.items()):
+                print(f"  {task}: {version}")
+            errors += [found.error for found in (jobs, nodes, hints) if found.error]
+    _fail(errors)
+
+
+def retrain_once(settings: Settings, cluster: str | None, tasks: Iterable[str]) -> None:
+    """Train, compare, promote; say for each task what came of it.
+
+    Raises:
+        CommandError: A training failed; champions stay in charge.
+    """
+    from pipelines.steps import retrain_of
+
+    chosen = tuple(tasks) or TASKS
+    for task in chosen:
+        _check_task(task)
+    errors = []
+    with open_store(settings) as store:
+        for name in clusters_of(settings, cluster):
+            for task in chosen:
+                report = retrain_of(store, settings, name, task, datetime.now(UTC))
+                fate = "promoted" if report.promoted else "not promoted"
+                print(
+                    f"{name} {task}: {report.version or 'no model'}, {fate}: {report.error or report.reason}",
+                    flush=True,
+                )
+                errors += [f"{name} {task}: {report.error}"] if report.error else []
+    _fail(errors)
+
+
+def maintain_once(settings: Settings) -> None:
+    """Compact, expire, apply retention; say what was done.
+
+    Raises:
+        CommandError: A step failed; the others were done.
+    """
+    from pipelines.maintain import clean_up, compact_store
+
+    now = datetime.now(UTC)
+    errors = []
+    with open_store(settings) as store:
+        for report in (compact_store(store, now), clean_up(store, settings, now)):
+            for step, done in report.done.items():
+                print(f"{step}: {done}")
+            errors += [f"{step}: {error}" for step, error in report.failed.items()]
+    _fail(errors)
+
+
+def load_demo_history(settings: Settings) -> None:
+    """Put the simulator's past into the store, as ingest would have."""
+    from pipelines.demo import load_history
+
+    with open_store(settings) as store:
+        for name in clusters_of(settings, None):
+            rows = load_history(store, settings, name, settings.state / "sim", datetime.now(UTC))
+            print(f"{name}: {rows:,} samples of the simulated past are in the store")
+
+
+def _fail(errors: list[str]) -> None:
+    if errors:
+        raise CommandError("\n".join(dict.fromkeys(errors)))

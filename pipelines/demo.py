@@ -1,0 +1,54 @@
+"""The simulated past: puts the simulator's files into the store, as ingest would have put what it had scraped.
+
+Part of `weatherglass run` without a settings file. Live samples follow by the ordinary way, from the mark left here.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+
+from pipelines.ingest import Window, write_window
+from pipelines.settings import Settings
+from pipelines.sources import Fetched, gpu_frame, node_frame
+from pipelines.spans import TELEMETRY_MARK, floor_time, split
+from pipelines.steps import ingest_cluster
+from pipelines.store import Store
+
+_PIECE = timedelta(hours=1)
+
+
+def load_history(store: Store, settings: Settings, cluster: str, folder: Path, now: datetime) -> int:
+    """Load telemetry and jobs, and derive what is derived from them.
+
+    Args:
+        store: The store.
+        settings: All settings.
+        cluster: Name of the cluster.
+        folder: The simulator's folder: `telemetry.parquet`, `node.parquet`.
+        now: Present time, UTC.
+
+    Returns:
+        GPU samples loaded.
+
+    Raises:
+        FileNotFoundError: The simulator has not written its past.
+        StoreError: The store cannot be written.
+    """
+    gpu = pl.read_parquet(folder / "telemetry.parquet").sort("ts")
+    node = pl.read_parquet(folder / "node.parquet").sort("ts")
+    rows = 0
+    if not gpu.is_empty():
+        step = timedelta(seconds=settings.ingest.window_s)
+        begin, end = floor_time(gpu["ts"][0], _PIECE), floor_time(gpu["ts"][-1], step)
+        for first, last in split(begin, end, _PIECE):
+            inside = (pl.col("ts") >= first) & (pl.col("ts") < last)
+            fetched = Fetched(gpu_frame(gpu.filter(inside)), node_frame(node.filter(inside)))
+            window = Window(cluster, first, first, last, fetched, now)
+            rows += store.transact(lambda w, window=window: write_window(w, window, TELEMETRY_MARK, mark=window.end))[
+                "core"
+            ]
+    ingest_cluster(store, settings, cluster, now)
+    return rows
