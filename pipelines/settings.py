@@ -158,7 +158,7 @@ class SimulatorSettings(_Section):
     tick_s: Seconds = Field(5, description="Exporters take a sample this often, s.")
     history_hours: float = Field(6, ge=0, description="Hours of telemetry that lie behind the start.")
     jobs_days: float = Field(21, ge=0, description="Days of job history that lie behind the start.")
-    fault_scale: float = Field(1.0, ge=0, description="Base rates of injected onsets, times this.")
+    fault_scale: float = Field(30.0, ge=0, description="Onsets and faults, times as often as in life.")
 
 
 class Settings(_Section):

@@ -209,7 +209,9 @@ class _Run:
                 f'No settings file: simulating cluster "{DEMO}", {simulator.nodes} nodes, {8 * simulator.nodes} GPUs, '
                 f"{simulator.jobs_days:g} days of jobs behind it."
             )
-            _say("  Bottlenecks happen far more often in it than in life, so that there is something to see.")
+            _say(
+                f"  Bottlenecks and faults happen {simulator.fault_scale:g} times as often as in life, so that there is something to see."
+            )
             _say("  For your own cluster: weatherglass config example > weatherglass.toml, edit, WEATHERGLASS_CONFIG=…")
         else:
             _say(f"Clusters: {', '.join(sorted(self.settings.clusters))}")

@@ -18,8 +18,8 @@ import pytest
 from tests import services
 
 ROOT = Path(__file__).parent.parent
-TICK_S = 2
-LEASE_S = 60
+TICK_S = 5
+LEASE_S = 120
 PLANNED_BEGIN_S = 100
 
 pytestmark = [
@@ -55,27 +55,23 @@ class Scenario:
         self.page = ""
 
     def process(self, name: str, argv: list[str], **env: str) -> services.Process:
-        started = services.Process(argv, self.folder / f"{name}.log", env=env)
+        started = services.Process(argv, self.folder / f"{name}.log", env=env, cwd=ROOT)
         self.stack.callback(started.stop)
         return started
 
     def start(self) -> None:
+        self.running = {node: self.run_job(node) for node in ("n1", "n2")}
+        placed = [text for node, job in self.running.items() for text in ("--job", f"{job}:{node}")]
         port = self.simulator.rsplit(":", 1)[1]
-        simulator = self.process(
-            "simulator",
-            [
-                sys.executable, "-m", "simulator", "serve", "--nodes", "4", "--seed", "11", "--port", port, "--tick-s",
-                str(TICK_S), "--history-hours", "0.1", "--external-jobs", "--fault-scale", "0", "--out",
-                str(self.folder / "sim"),
-            ],
-        )  # fmt: skip
+        argv = [sys.executable, "-m", "tests.simulated_past", "--port", port, "--tick-s", str(TICK_S), *placed]
+        simulator = self.process("simulator", [*argv, "--out", str(self.folder / "sim")])
         simulator.wait_until(lambda: services.answers(f"{self.simulator}/healthz"), 60, "simulator")
         self.prometheus = services.Prometheus(
             self.folder / "prometheus",
             [services.scrape_config("gpu", sd_url=f"{self.simulator}/sd", interval_s=TICK_S, honor_labels=True)],
+            history=self.folder / "sim" / "past.om",
         )
         self.stack.callback(self.prometheus.stop)
-        self.running = {node: self.run_job(node) for node in ("n1", "n2")}
         config = self.folder / "weatherglass.toml"
         config.write_text(f"""\
 state_dir = "{self.folder}/state"
@@ -108,12 +104,10 @@ enabled = false
         self.process("agent", command("slurm-agent", "--mode", "reserve"), **self.env)
 
     def run_job(self, node: str) -> int:
-        """A training job of eight GPUs on one node: in Slurm, and on the simulated GPUs."""
+        """A training job of eight GPUs on one node."""
         job = self.slurm.submit("--nodes=1", "--exclusive", "--gres=gpu:8", f"--nodelist={node}", "--time=60",
                                 script="sleep 3000")  # fmt: skip
         self.slurm.wait_state(job, "RUNNING")
-        body = {"job_id": str(job), "user": "root", "node_list": node, "profile": None}
-        httpx.post(f"{self.simulator}/control/jobs", json=body).raise_for_status()
         return job
 
     def inject(self, kind: str, node: str, onset_in_s: float) -> None:
@@ -138,10 +132,10 @@ enabled = false
                 self.lease = {**found, "seen_at": now.isoformat()}
 
     def play(self) -> None:
-        time.sleep(45)  # jobs warm up; windows fill
+        time.sleep(10)
         self.planned = self.slurm.submit(
             "--nodes=1", "--exclusive", "--gres=gpu:8", "--time=30", f"--begin=now+{PLANNED_BEGIN_S}",
-            script=f"sleep {LEASE_S + 75}",
+            script=f"sleep {LEASE_S}",
         )  # fmt: skip
         self.inject("thermal_throttle", "n1", 90)
         self.inject("nvlink_saturation", "n2", 100)
