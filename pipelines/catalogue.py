@@ -6,6 +6,7 @@ Here belong connections, extensions, DDL and the schema version. Not rows: those
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import tempfile
@@ -106,6 +107,8 @@ def connect(location: Location, *, memory_limit_mib: int, threads: int, read_onl
     Raises:
         StoreError: The catalogue cannot be opened; the message says why and what to do.
     """
+    with contextlib.suppress(OSError):  # DuckDB makes its own folder in it, but not the one above
+        location.spill_root.mkdir(parents=True, exist_ok=True)
     connection = duckdb.connect(
         ":memory:",
         config={

@@ -88,7 +88,7 @@ def publish_jobs(store: Store, source: JobSource, settings: Settings, cluster: s
     report.data_age_s = max(0.0, (now - seen).total_seconds()) if isinstance(seen, datetime) else 0.0
     ttl_s = settings.hints.job_ttl_s
     rows = _stamped(rows, "out_job_forecasts", cluster, now, ttl_s, report.data_age_s)
-    report.model_versions = _versions(rows, "forecast")
+    report.model_versions = _versions(rows)
     items = job_forecasts(jobs, rows)
     Publisher(settings.published, cluster).publish(
         "jobs", items, ttl_s=ttl_s, data_age_s=report.data_age_s, model_versions=report.model_versions
@@ -328,8 +328,10 @@ def _stamped(
     )
 
 
-def _versions(rows: pl.DataFrame, by: str) -> dict[str, str]:
-    return dict(rows.group_by(by).agg(pl.col("model_version").first()).sort(by).iter_rows())
+def _versions(rows: pl.DataFrame) -> dict[str, str]:
+    """Task → version in charge; what is left of a runtime is forecast by the model of the whole."""
+    task = pl.col("forecast").replace("remaining", "runtime").alias("task")
+    return dict(rows.group_by(task).agg(pl.col("model_version").first()).sort("task").iter_rows())
 
 
 def _quantiles(row: Mapping[str, Any] | None) -> Quantiles | None:

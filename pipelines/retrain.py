@@ -6,6 +6,7 @@ what it says. One task of one cluster at a time: what is read for one is let go 
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,14 +88,17 @@ def retrain_task(store: Store, settings: Settings, cluster: str, task: str, now:
     return report
 
 
-def _train(task: str, frames: dict[str, Any], settings: Settings, cluster: str, now: datetime, snapshot_id: int) -> Any:
-    from models import training
-
-    train = getattr(training, f"train_{task}")
+def _train(
+    task: str, frames: dict[str, Any], settings: Settings, cluster: str, now: datetime, snapshot_id: int | None
+) -> Any:
+    module, function = _TRAINERS[task]
+    train = getattr(importlib.import_module(module), function)
     chosen = settings.training
-    options: dict[str, Any] = {"registry": Registry(settings.registry / cluster), "at": now, "snapshot_id": snapshot_id}
-    options |= {"seed": chosen.seed, "threads": chosen.threads}
-    if task in ("runtime", "wait", "job_failure"):
+    options: dict[str, Any] = {
+        "registry": Registry(settings.registry / cluster), "at": now, "cluster": cluster, "snapshot_id": snapshot_id,
+        "seed": chosen.seed, "threads": chosen.threads,
+    }  # fmt: skip
+    if _READ[task] is _jobs:
         options["min_jobs"] = chosen.min_jobs
     return train(**frames, **options)
 
@@ -130,6 +134,14 @@ def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) ->
     }
 
 
+# Imported when a task is trained: each brings its libraries, and a night trains one after another.
+_TRAINERS = {
+    "runtime": ("models.training", "train_runtime"),
+    "wait": ("models.training", "train_wait"),
+    "job_failure": ("models.training", "train_job_failure"),
+    "node_failure": ("models.training", "train_node_failure"),
+    "bottleneck": ("models.training", "train_bottleneck"),
+}
 _READ: dict[str, Callable[[Reader, Settings, str, datetime], dict[str, Any]]] = {
     "runtime": _jobs,
     "wait": _jobs,

@@ -416,13 +416,17 @@ def select(cursor: duckdb.DuckDBPyConnection, sql: str, parameters: Parameters) 
     """Run one SELECT.
 
     Raises:
-        StoreQueryError: It is not one SELECT.
+        StoreQueryError: It is not one SELECT, or a column is an interval.
         duckdb.Error: Whatever DuckDB says.
     """
     statements = cursor.extract_statements(sql)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise StoreQueryError(f"query: exactly one SELECT is allowed, got: {sql.strip()[:200]!r}")
-    return pl.DataFrame(cursor.sql(sql, params=parameters or None))
+    relation = cursor.sql(sql, params=parameters or None)
+    spans = [name for name, kind in zip(relation.columns, relation.types, strict=True) if str(kind) == "INTERVAL"]
+    if spans:  # Polars has no type for months and would end in a panic
+        raise StoreQueryError(f"query: {', '.join(spans)}: intervals cannot be returned; ask for epoch(…) in seconds")
+    return pl.DataFrame(relation)
 
 
 def current_snapshot(cursor: duckdb.DuckDBPyConnection) -> int:

@@ -276,6 +276,7 @@ def test_rows_outside_their_window_are_refused(shared):
         ("SELECT 1; SELECT 2", "exactly one SELECT"),
         ("DELETE FROM core_gpu_samples", "exactly one SELECT"),
         ("SELEC 1", "syntax error"),
+        ("SELECT max(ts) - min(ts) AS span FROM core_gpu_samples", "span: intervals cannot be returned"),
     ],
 )
 def test_a_wrong_query_names_what_is_wrong(shared, sql, words):

@@ -144,3 +144,11 @@ def test_spill_folders_of_ended_processes_are_removed(tmp_path):
         (dead / "duckdb_temp_storage-0.tmp").write_bytes(b"x")
         store.expire(datetime.now(UTC), 7)
         assert not dead.exists()
+
+
+def test_what_does_not_fit_in_memory_is_spilled_and_cleared_away(tmp_path):
+    sql = "SELECT count(DISTINCT s) AS n FROM (SELECT repeat('x', 100) || range::VARCHAR AS s FROM range(1500000))"
+    with open_store(tmp_path, memory_limit_mib=128, threads=1) as store:
+        assert store.query(sql)["n"][0] == 1_500_000
+        assert (tmp_path / "spill" / str(os.getpid())).exists()
+    assert not list((tmp_path / "spill").iterdir())

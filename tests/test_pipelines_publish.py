@@ -1,0 +1,213 @@
+"""Publish and retrain: forecasts become snapshots and rows, the nowcast's journal becomes history, models are kept."""
+
+import os
+import random
+from datetime import datetime, timedelta
+
+import msgspec
+import polars as pl
+import pytest
+
+from features.vocabulary import QUANTILE_COLUMNS, schema
+from models.registry import Registry
+from pipelines.job_history import ingest_jobs
+from pipelines.publish import job_forecasts, load_journal, node_risks, publish_jobs
+from pipelines.retrain import retrain_task
+from pipelines.settings import parse_settings
+from pipelines.steps import publish_jobs_of, retrain_of
+from scheduler_hints.journal import Journal, journal_files
+from scheduler_hints.schema import Bottleneck, JobForecast, ReservationPlan, Window
+from scheduler_hints.snapshot import Publisher, read_snapshot, snapshot_path
+from tests.pipelines_world import START, Queue, job, jobs_frame, seconds
+from tests.store_child import open_store
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return parse_settings({"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {}}}, {})
+
+
+@pytest.fixture
+def store(settings):
+    with open_store(settings.state / "store") as opened:
+        yield opened
+
+
+def bottleneck(uuid, probability=0.7):
+    return Bottleneck(
+        id=f"b-{uuid}", cluster="alpha", bottleneck_class="thermal_throttle", scope="gpu", node="n1", gpu_uuid=uuid,
+        rack="r1", pod="p1", horizon_s=60, probability=probability, probabilities={"60": probability},
+        expected_onset=START + seconds(40), is_active=False, job_ids=["7"], action="none", reasons=["hot"],
+        model_version="v1",
+    )  # fmt: skip
+
+
+def window():
+    return Window(
+        id="w1", cluster="alpha", nodes=["n1", "n2"], gpus=16, start=START, end=START + seconds(600), duration_s=600.0,
+        confidence=0.9, scope="rack", rack="r1", pod="p1", bounded_by="9", fits_jobs=["3", "4"],
+    )  # fmt: skip
+
+
+def plan():
+    return ReservationPlan(
+        id="p1", cluster="alpha", job_id="3", user="ada", account=None, nodes=["n1"], start=START,
+        end=START + seconds(900), because=["b-GPU-00"], benefit="starts on whole nodes", cost_if_wrong_gpu_s=10.0,
+    )  # fmt: skip
+
+
+def publish(settings, journal, kind, items, versions=None):
+    publisher = Publisher(settings.published, "alpha")
+    snapshot = publisher.publish(kind, items, ttl_s=30, data_age_s=1, model_versions=versions or {"bottleneck": "v1"})
+    assert journal.append(snapshot)
+    return snapshot
+
+
+def test_what_the_nowcast_said_is_kept_and_loaded_once(store, settings):
+    journal = Journal(settings.published, "alpha", min_interval_s=0)
+    first = publish(settings, journal, "bottlenecks", [bottleneck("GPU-00"), bottleneck("GPU-01", 0.9)])
+    publish(settings, journal, "backfill-windows", [window()])
+    publish(settings, journal, "reservation-plans", [plan()])
+    now = first.generated_at
+    assert load_journal(store, settings, "alpha", now) == 4
+    assert load_journal(store, settings, "alpha", now) == 0
+    second = publish(settings, journal, "bottlenecks", [])
+    assert load_journal(store, settings, "alpha", now) == 1
+    rows = store.query("SELECT * FROM out_hints ORDER BY kind, version, hint_id")
+    assert rows["kind"].to_list() == ["backfill-windows", *["bottlenecks"] * 3, "reservation-plans"]
+    hint = rows.filter(pl.col("hint_id") == "b-GPU-01").row(0, named=True)
+    assert (hint["probability"], hint["horizon_s"], hint["job_id"], hint["node"]) == (0.9, 60, "7", "n1")
+    assert hint["expected_onset"] == START + seconds(40)
+    assert hint["valid_until"] - hint["generated_at"] == timedelta(seconds=30)
+    assert msgspec.json.decode(hint["detail"], type=Bottleneck) == bottleneck("GPU-01", 0.9)
+    empty = rows.filter(pl.col("version") == second.version, pl.col("kind") == "bottlenecks").row(0, named=True)
+    assert (empty["hint_id"], empty["detail"]) == ("", None)
+    assert rows.filter(pl.col("kind") == "backfill-windows")["job_id"][0] == "3,4"
+
+
+def test_journal_files_go_when_their_hour_is_over_and_settled(store, settings):
+    journal = Journal(settings.published, "alpha", min_interval_s=0)
+    snapshot = publish(settings, journal, "bottlenecks", [bottleneck("GPU-00")])
+    [path] = journal_files(settings.published, "alpha")
+    with path.open("ab") as file:
+        file.write(b'{"cut off by a cra')
+    later = snapshot.generated_at + timedelta(hours=2)
+    os.utime(path, (later.timestamp(), later.timestamp()))  # written a moment ago: a line may be on its way
+    load_journal(store, settings, "alpha", later)
+    assert path.exists()
+    os.utime(path, (snapshot.generated_at.timestamp(),) * 2)
+    load_journal(store, settings, "alpha", later)
+    assert not path.exists()
+    assert store.query("SELECT count(*) AS n FROM out_hints")["n"][0] == 1
+
+
+def forecast_row(job_id, forecast, low, **more):
+    quantiles = {name: low + 10.0 * i for i, name in enumerate(QUANTILE_COLUMNS)}
+    return {"job_id": job_id, "forecast": forecast, "model_version": "m1", "generated_at": START, **quantiles, **more}
+
+
+def test_forecast_rows_become_the_published_shape():
+    jobs = jobs_frame(
+        [job(1, 0, 60, state="RUNNING"), job(2, 10, state="PENDING", nodes=()), job(3, 10, state="PENDING")]
+    )
+    rows = pl.DataFrame(
+        [
+            forecast_row("1", "runtime", 100.0, p_fail=0.2),
+            forecast_row("1", "remaining", 50.0),
+            forecast_row("2", "wait", 5.0, p_start_60s=0.4),
+        ],
+        schema_overrides={name: dtype for name, dtype in schema("out_job_forecasts").items() if name != "cluster"},
+    )
+    items = job_forecasts(jobs, rows)
+    assert [item.job_id for item in items] == ["1", "2"]  # of the third nothing is known
+    assert (items[0].runtime.q05_s, items[0].remaining.q95_s, items[0].wait) == (100.0, 120.0, None)
+    assert (items[0].p_fail, items[0].node_list, items[0].start_time) == (0.2, ["n1"], START + seconds(60))
+    assert (items[1].wait.q05_s, items[1].p_start_60s, items[1].runtime, items[1].node_list) == (5.0, 0.4, None, [])
+
+
+def test_node_risks_become_the_published_shape():
+    rows = pl.DataFrame(
+        {
+            "cluster": ["alpha"], "node": ["n1"], "p_1h": [0.1], "p_24h": [0.2], "p_7d": [0.3],
+            "reasons": ["XID 48; ECC "], "model_version": ["climatology"],
+        }
+    )  # fmt: skip
+    [risk] = node_risks(rows)
+    assert (risk.p_24h, risk.reasons, risk.is_climatology) == (0.2, ["XID 48", "ECC"], True)
+
+
+def test_every_live_job_is_forecast_published_and_kept(store, settings):
+    queue = Queue(
+        *many_jobs(60, START + timedelta(hours=4)), job("r", -600, -300, state="RUNNING", user="u1", seen_s=0)
+    )
+    queue.rows.append(job("p", -60, state="PENDING", nodes=(), user="u2", seen_s=0))
+    ingest_jobs(store, queue, "alpha", START)
+    report = publish_jobs(store, queue, settings, "alpha", START + seconds(5))
+    assert (report.jobs, report.error, report.data_age_s) == (2, None, 5.0)
+    assert set(report.model_versions) == {"runtime", "wait"}
+    snapshot = read_snapshot(snapshot_path(settings.published, "alpha", "jobs"))
+    items = {item.job_id: item for item in (msgspec.json.decode(i, type=JobForecast) for i in snapshot.items)}
+    assert items["r"].remaining.q05_s <= items["r"].remaining.q50_s <= items["r"].remaining.q95_s <= 3600
+    assert items["p"].runtime is not None
+    assert items["p"].wait is not None
+    assert 0 <= items["p"].p_fail <= 1
+    rows = store.query(
+        "SELECT job_id, forecast, epoch(valid_until - generated_at) AS ttl, model_version FROM out_job_forecasts"
+    )
+    assert sorted(rows.select("job_id", "forecast").rows()) == [("p", "runtime"), ("p", "wait"), ("r", "remaining")]
+    assert set(rows["ttl"]) == {600.0}
+    assert all(version.startswith("baseline:") for version in rows["model_version"])
+
+
+def test_an_outage_of_the_scheduler_publishes_nothing(store, settings, tmp_path):
+    data = {"jobs": "trace", "jobs_path": str(tmp_path / "absent.parquet"), "telemetry": "trace"}
+    lost = parse_settings({"state_dir": settings.state_dir, "clusters": {"alpha": data}}, {})
+    report = publish_jobs_of(store, lost, "alpha", START)
+    assert "absent.parquet" in report.error
+    assert not (lost.published / "alpha" / "jobs.json").exists()
+
+
+# --- retrain ----------------------------------------------------------------------------------------------
+
+
+def many_jobs(count, before: datetime):
+    chance = random.Random(3)
+    rows = []
+    for i in range(count):
+        submit = round((before - START).total_seconds()) - 3600 * 4 - (count - i) * 900
+        user, size = f"u{i % 6}", 1 + i % 2
+        run = round((600 + 400 * (i % 6)) * chance.lognormvariate(0, 0.2))
+        wait = round(chance.expovariate(1 / 120))
+        state = "FAILED" if chance.random() < 0.1 + 0.1 * (i % 3) else "COMPLETED"
+        ended = submit + wait + run
+        rows.append(job(i, submit, submit + wait, ended, state, user=user, gpus=2 * size, seen_s=ended))
+    return rows
+
+
+def test_a_task_is_trained_on_one_snapshot_and_its_scores_are_kept(store, settings):
+    now = START + timedelta(days=20)
+    ingest_jobs(store, Queue(*many_jobs(300, now)), "alpha", now, first_history_s=20 * 86_400)
+    assert store.query("SELECT count(*) AS n FROM core_jobs")["n"][0] == 300
+    report = retrain_task(store, settings, "alpha", "job_failure", now)
+    assert report.error is None
+    assert report.version
+    assert report.reason
+    card = Registry(settings.registry / "alpha").load("job_failure", report.version).card
+    assert card["snapshot_id"] == report.snapshot_id == store.snapshot() - 1  # the scores came after
+    scores = store.query("SELECT task, baseline, metric, value FROM out_scores WHERE cluster = 'alpha'")
+    assert scores.height == report.scores > 0
+    assert set(scores["task"]) == {"job_failure"}
+    assert (scores["baseline"] != "").any()
+    assert Registry(settings.registry / "alpha").champion("job_failure") == (
+        report.version if report.promoted else None
+    )
+
+
+def test_too_little_history_and_a_failing_task_are_said_and_hinder_nobody(store, settings, monkeypatch):
+    report = retrain_of(store, settings, "alpha", "runtime", START)
+    assert (report.version, report.promoted, report.error) == (None, False, None)
+    assert "baseline stays" in report.reason
+    monkeypatch.setattr("pipelines.retrain._TRAINERS", {"runtime": ("models.training", "no_such_function")})
+    assert "no_such_function" in retrain_of(store, settings, "alpha", "runtime", START).error
+    with pytest.raises(KeyError, match="no task 'weather'; tasks: runtime, wait"):
+        retrain_task(store, settings, "alpha", "weather", START)
