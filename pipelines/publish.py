@@ -1,6 +1,6 @@
 """Publish: forecasts of every known job and node become snapshot files and rows; what the nowcast said is kept too.
 
-The numbers come from `models/live.py` (champions, or the baseline in charge); snapshots are what the API serves.
+The numbers come from `models/live.py` and `models/node_risks.py`; snapshots are what the API serves.
 Bottlenecks, windows and plans are published by the nowcast; here only its journal is brought into the store.
 """
 
@@ -163,7 +163,7 @@ def publish_node_risks(
         StoreError: The store cannot be read or written.
         OSError: The snapshot could not be written; the one before stays.
     """
-    from models.live import forecast_nodes
+    from models.node_risks import forecast_nodes
 
     report = Published(cluster)
     ttl_s = settings.hints.node_risk_ttl_s

@@ -11,12 +11,12 @@ import pytest
 from features.vocabulary import QUANTILE_COLUMNS, schema
 from models.registry import Registry
 from pipelines.job_history import ingest_jobs
-from pipelines.publish import job_forecasts, load_journal, node_risks, publish_jobs
+from pipelines.publish import job_forecasts, load_journal, node_risks, publish_jobs, publish_node_risks
 from pipelines.retrain import retrain_task
 from pipelines.settings import parse_settings
 from pipelines.steps import publish_jobs_of, retrain_of
 from scheduler_hints.journal import Journal, journal_files
-from scheduler_hints.schema import Bottleneck, JobForecast, ReservationPlan, Window
+from scheduler_hints.schema import Bottleneck, JobForecast, NodeRisk, ReservationPlan, Window
 from scheduler_hints.snapshot import Publisher, read_snapshot, snapshot_path
 from tests.pipelines_world import START, Queue, job, jobs_frame, seconds
 from tests.store_child import open_store
@@ -157,6 +157,26 @@ def test_every_live_job_is_forecast_published_and_kept(store, settings):
     assert sorted(rows.select("job_id", "forecast").rows()) == [("p", "runtime"), ("p", "wait"), ("r", "remaining")]
     assert set(rows["ttl"]) == {600.0}
     assert all(version.startswith("baseline:") for version in rows["model_version"])
+
+
+def test_every_node_has_a_risk_that_is_made_anew_when_half_its_life_is_over(store, settings):
+    ingest_jobs(store, Queue(), "alpha", START)
+    fault = pl.DataFrame({"cluster": "alpha", "node": "n2", "gpu_uuid": "", "kind": "gpu_double_bit_ecc", "xid": [48]})
+    fault = fault.with_columns(
+        start_time=pl.lit(START - timedelta(hours=5)), end_time=pl.lit(START - timedelta(hours=4))
+    )
+    store.transact(lambda w: w.upsert("core_faults", fault))
+    report = publish_node_risks(store, settings, "alpha", START + seconds(60))
+    assert (report.nodes, report.error, report.model_versions) == (2, None, {"node_failure": "baseline:climatology"})
+    snapshot = read_snapshot(snapshot_path(settings.published, "alpha", "node-risks"))
+    risks = {risk.node: risk for risk in (msgspec.json.decode(i, type=NodeRisk) for i in snapshot.items)}
+    assert set(risks) == {"n1", "n2"}
+    assert all(0 < risk.p_1h < risk.p_24h < risk.p_7d < 1 for risk in risks.values())
+    assert risks["n2"].is_climatology
+    assert "gpu_double_bit_ecc" in risks["n2"].reasons[0]
+    assert publish_node_risks(store, settings, "alpha", START + seconds(600)).nodes is None
+    assert publish_node_risks(store, settings, "alpha", START + seconds(60 + 1800)).nodes == 2
+    assert store.query("SELECT count(*) AS n, count(DISTINCT generated_at) AS t FROM out_node_risks").rows() == [(4, 2)]
 
 
 def test_an_outage_of_the_scheduler_publishes_nothing(store, settings, tmp_path):
