@@ -210,7 +210,7 @@ class _Run:
                 f"{simulator.jobs_days:g} days of jobs behind it."
             )
             _say(
-                f"  Bottlenecks and faults happen {simulator.fault_scale:g} times as often as in life, so that there is something to see."
+                f"  Bottlenecks and faults happen {simulator.fault_scale:g} times as often as in life."
             )
             _say("  For your own cluster: weatherglass config example > weatherglass.toml, edit, WEATHERGLASS_CONFIG=…")
         else:
