@@ -23,12 +23,12 @@ from models.trend import HORIZONS_S, TrendForecaster
 FORMAT = 1
 CARD_FILE = "hazard.json"
 PARAMETERS: dict[str, Any] = {
-    "objective": "binary", "learning_rate": 0.05, "num_leaves": 12, "min_data_in_leaf": 40, "max_bin": 127,
+    "objective": "binary", "learning_rate": 0.06, "num_leaves": 12, "min_data_in_leaf": 40, "max_bin": 127,
     "feature_fraction": 0.6, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 5.0,
     "min_sum_hessian_in_leaf": 1e-2,
     "verbose": -1, "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
-ROUNDS = 150
+ROUNDS = 120
 _COURSE = (
     "last", "mean", "spread", "min", "slope_short", "slope_mid", "residual_short", "acceleration",
     "time_to_limit_short_s", "time_to_limit_mid_s", "since_change_s", "near_ratio", "set_ratio", "rise_30s", "new_low",
@@ -209,7 +209,7 @@ class HazardForecaster:
             if name not in CLASSES or f"{name}.txt" not in files:
                 raise ModelFileError(f"{name}.txt is missing or no class; classes: {', '.join(CLASSES)}")
             try:
-                boosters[name] = lgb.Booster(params={"verbose": -1}, model_str=files[f"{name}.txt"].decode())
+                boosters[name] = lgb.Booster(model_str=files[f"{name}.txt"].decode())
             except lgb.basic.LightGBMError as error:
                 raise ModelFileError(f"{name}.txt: {error}") from None
         return cls(boosters, card["calibration"], version)

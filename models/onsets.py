@@ -118,8 +118,8 @@ def sample_rows(
     end_s: float,
     *,
     seed: int,
-    max_quiet: int = 20_000,
-    max_ahead: int = 40_000,
+    max_quiet: int = 15_000,
+    max_ahead: int = 15_000,
 ) -> Rows:
     """Rows at which the class was clear and the screen had picked the GPU.
 

@@ -1,0 +1,341 @@
+"""Training of what forecasts hardware: bottlenecks from samples, node failure from faults.
+
+The same sequence as for jobs (`models/training.py`): a challenger is judged on the newest data it has not seen, beside
+the champion and the baselines; then it is fitted anew on everything, kept with its training table, and promoted when it
+has earned that. Here belongs that sequence, not the forecasters (`models/bottleneck.py`, `models/node_failure.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.conditions import CLASSES
+from features.history import SampleHistory
+from features.thresholds import ThresholdBook
+from features.vocabulary import conform, schema
+from features.windows import FEATURES, FeatureBlock
+from models import bottleneck, node_failure
+from models.bottleneck import HazardForecaster, ModelFileError
+from models.bottleneck_judgement import PURGE_S, judge
+from models.fault_history import DAY_S, FaultHistory
+from models.node_failure import BASELINES, HORIZONS_S, NodeFailureForecaster, NodeModelError, baseline
+from models.onsets import Rows, course, sample_rows
+from models.promotion import decide, mean_interval
+from models.registry import Registry, RegistryError
+from models.training import TABLE, TrainingReport
+
+MAX_SAMPLES = 8_000_000  # rows of samples held at once; beyond, whole nodes are drawn
+CALIBRATE_SHARE = 0.15  # of the samples, in the fit that is kept
+TEST_SHARE = 0.30  # of the record of faults
+GRID_S = 6 * 3_600.0  # moments at which nodes are judged
+_Score = tuple[str, str, float, float | None, float | None, int]
+
+
+def train_bottleneck(
+    samples: pl.DataFrame, jobs: pl.DataFrame | None, nodes: pl.DataFrame | None, registry: Registry, at: datetime, *,
+    cluster: str = "", seed: int = 1, threads: int = 1, snapshot_id: int | None = None,
+    node_samples: pl.DataFrame | None = None, excluded: pl.DataFrame | None = None, stale_s: float = 45.0,
+    max_samples: int = MAX_SAMPLES,
+) -> TrainingReport:  # fmt: skip
+    """Train the bottleneck forecaster of a cluster.
+
+    Args:
+        samples: `core_gpu_samples` rows; those later than `at` change nothing.
+        jobs: `core_jobs` rows, for jobs that failed.
+        nodes: `core_nodes` rows, for GPU models.
+        registry: The cluster's registry.
+        at: The moment of training.
+        cluster: Name for score rows.
+        seed: Seed of every random choice.
+        threads: Threads of the fits.
+        snapshot_id: Snapshot of the store the samples are of.
+        node_samples: `core_node_samples` rows, for inlet temperatures.
+        excluded: Spans `node`, `start`, `end` from which nothing may be learned.
+        stale_s: Age at which a sample stops counting as a peer.
+        max_samples: Rows held at once.
+
+    Raises:
+        ValueError: A key column of the samples is absent.
+        OSError: The registry's disk refused.
+    """
+    task = "bottleneck"
+    seen = _some_nodes(samples.filter(pl.col("ts") <= at), max_samples, seed)
+    book = ThresholdBook.from_nodes(nodes)
+    if not seen.height:
+        return TrainingReport(task, None, False, "trend stays: no samples", _rows_of_scores([], cluster, at, task, ""))
+    history = SampleHistory(seen, book, node_samples=node_samples, stale_s=stale_s)
+    del seen, samples
+    span_s = float(history.ts.max() - history.ts.min())
+    if span_s < 10 * PURGE_S:
+        reason = f"trend stays: samples span {span_s / 3600:.1f} h, {10 * PURGE_S / 3600:.1f} h are needed"
+        return TrainingReport(task, None, False, reason, _rows_of_scores([], cluster, at, task, ""))
+    known_jobs = None if jobs is None else jobs.filter(pl.col("end_time") <= at)
+    courses = {name: course(history, name, book, excluded, known_jobs) for name in CLASSES}
+    judgement = judge(history, courses, _bottleneck_champion(registry), seed=seed, threads=threads)
+    if judgement.model is None or not judgement.classes:
+        if judgement.withdraw:
+            registry.withdraw(task, judgement.reason, actor="training", at=at)
+        scores = _rows_of_scores(judgement.scores, cluster, at, task, "")
+        return TrainingReport(task, None, False, judgement.reason, scores)
+    begin, end = float(history.ts.min()), float(history.ts.max())
+    cut = end - CALIBRATE_SHARE * (end - begin)
+    parts = {}
+    for name in sorted(judgement.classes):
+        parts[name, "learn"] = sample_rows(history, courses[name], begin, cut, seed=seed)
+        parts[name, "calibrate"] = sample_rows(history, courses[name], cut + PURGE_S, end, seed=seed + 1)
+    model = _fit_parts(parts, seed, threads)
+    card = {
+        "trained_at": at, "cluster": cluster, "features": {name: list(bottleneck.USED[name]) for name in model.classes},
+        "configuration": _digest(bottleneck.configuration()), "seed": seed, "snapshot_id": snapshot_id,
+        "classes": model.classes, "span": [_text(begin), _text(end)], "samples": len(history.ts),
+        "onsets": {name: len(courses[name].onset_row) for name in CLASSES}, "calibration": model.calibration,
+        "importance": {name: model.importance(name) for name in model.classes},
+        "metrics": _metrics(judgement.scores), "decision": judgement.reason,
+    }  # fmt: skip
+    version = registry.save(task, {**model.to_files(), TABLE: _table(parts, history)}, card)
+    _act(registry, task, version, judgement.promote, judgement.withdraw, judgement.reason, at)
+    scores = _rows_of_scores(judgement.scores, cluster, at, task, version)
+    facts = {"classes": model.classes, "onsets": card["onsets"], "samples": card["samples"]}
+    return TrainingReport(task, version, judgement.promote, judgement.reason, scores, facts)
+
+
+def train_bottleneck_again(registry: Registry, version: str, *, threads: int = 1) -> HazardForecaster:
+    """Fit a kept version anew from its own training table.
+
+    Raises:
+        models.registry.RegistryError: The version or its table is missing or damaged.
+    """
+    loaded = registry.load("bottleneck", version, with_tables=True)
+    table = pl.read_parquet(io.BytesIO(loaded.files[TABLE]))
+    parts = {}
+    for (name, part), rows in table.partition_by("bottleneck_class", "part", as_dict=True, maintain_order=True).items():
+        block = FeatureBlock(
+            str(name), rows["gpu"].to_numpy(), rows["at_s"].to_numpy(), rows.select(FEATURES).to_numpy()
+        )
+        columns = (rows[c].to_numpy() for c in ("node", "onset_in_s", "known_s", "weight"))
+        parts[str(name), str(part)] = Rows(block, *columns)
+    return _fit_parts(parts, loaded.card["seed"], threads)
+
+
+def _fit_parts(parts: Mapping[tuple[str, str], Rows], seed: int, threads: int) -> HazardForecaster:
+    names = sorted({name for name, _ in parts})
+    return HazardForecaster.fit(
+        {name: parts[name, "learn"] for name in names if (name, "learn") in parts},
+        {name: parts[name, "calibrate"] for name in names if (name, "calibrate") in parts},
+        seed=seed, threads=threads,
+    )  # fmt: skip
+
+
+def _some_nodes(samples: pl.DataFrame, max_samples: int, seed: int) -> pl.DataFrame:
+    """All samples, or those of nodes drawn at random until the budget is met; jobs' peers on other nodes are lost."""
+    if samples.height <= max_samples:
+        return samples
+    counts = samples.group_by("node").len().sort("node")
+    order = np.random.default_rng(seed).permutation(counts.height)
+    total = np.cumsum(counts["len"].to_numpy()[order])
+    kept = counts["node"].gather(order[total <= max_samples])
+    return samples.filter(pl.col("node").is_in(kept.implode()))
+
+
+def _bottleneck_champion(registry: Registry) -> tuple[str, HazardForecaster, float, bool] | None:
+    try:
+        if registry.champion("bottleneck") is None:
+            return None
+        loaded = registry.load("bottleneck", fallback=True)
+        model = HazardForecaster.from_files(loaded.files, loaded.version)
+    except (RegistryError, ModelFileError):
+        return None
+    is_same = loaded.card.get("configuration") == _digest(bottleneck.configuration())
+    return loaded.version, model, datetime.fromisoformat(loaded.card["trained_at"]).timestamp(), is_same
+
+
+def _table(parts: Mapping[tuple[str, str], Rows], history: SampleHistory) -> bytes:
+    frames = []
+    for (name, part), rows in parts.items():
+        frame = pl.DataFrame(rows.block.matrix, schema=list(FEATURES)).with_columns(
+            pl.lit(name).alias("bottleneck_class"),
+            pl.lit(part).alias("part"),
+            pl.Series("gpu", rows.block.gpus),
+            pl.Series("gpu_uuid", [history.uuids[i] for i in rows.block.gpus]),
+            pl.Series("at_s", rows.block.at_s),
+            pl.Series("node", rows.node),
+            pl.Series("onset_in_s", rows.onset_in_s),
+            pl.Series("known_s", rows.known_s),
+            pl.Series("weight", rows.weight),
+        )
+        frames.append(frame)
+    buffer = io.BytesIO()
+    pl.concat(frames).write_parquet(buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+# --- node failure -----------------------------------------------------------------------------------------
+
+
+def train_node_failure(
+    faults: pl.DataFrame, nodes: pl.DataFrame, registry: Registry, at: datetime, *, cluster: str = "", seed: int = 1,
+    threads: int = 1, snapshot_id: int | None = None,
+) -> TrainingReport:  # fmt: skip
+    """Train the node-failure forecaster of a cluster.
+
+    Args:
+        faults: `core_faults` rows; those later than `at` change nothing.
+        nodes: `core_nodes` rows: every node there is.
+        registry: The cluster's registry.
+        at: The moment of training.
+        cluster: Name for score rows.
+        seed: Seed of every random choice.
+        threads: Not used: the fit is small.
+        snapshot_id: Snapshot of the store the faults are of.
+    """
+    del threads
+    task = "node_failure"
+    known = faults.filter(pl.col("start_time") <= at).with_columns(
+        pl.when(pl.col("end_time") <= at).then("end_time").alias("end_time")
+    )
+    history = FaultHistory(known, nodes["node"].unique().to_list())
+    now_s = at.timestamp()
+    try:
+        model = NodeFailureForecaster.fit(history, now_s, seed=seed)
+        promote, withdraw, reason, scores = _judge_nodes(history, registry, now_s, seed)
+    except NodeModelError as error:
+        empty = _rows_of_scores([], cluster, at, task, "")
+        return TrainingReport(task, None, False, f"climatology stays: {error}", empty)
+    card = {
+        "trained_at": at, "cluster": cluster, "features": list(node_failure.configuration()["features"]),
+        "configuration": _digest(node_failure.configuration()), "seed": seed, "snapshot_id": snapshot_id,
+        "span": [_text(history.since), _text(now_s)], "faults": len(history.start), "nodes": len(history.nodes),
+        "weights": model.weights, "shape": model.shape, "metrics": _metrics(scores), "decision": reason,
+    }  # fmt: skip
+    buffer = io.BytesIO()
+    known.write_parquet(buffer, compression="zstd")
+    version = registry.save(task, {**model.to_files(), TABLE: buffer.getvalue()}, card)
+    _act(registry, task, version, promote, withdraw, reason, at)
+    return TrainingReport(
+        task, version, promote, reason, _rows_of_scores(scores, cluster, at, task, version),
+        {"faults": len(history.start), "nodes": len(history.nodes)},
+    )  # fmt: skip
+
+
+def node_losses(history: FaultHistory, node: NDArray[np.int64], at_s: NDArray[np.float64], p: Any, end_s: float) -> Any:
+    """Log loss by horizon, shape (rows, 3), NaN where the outcome is not known by `end_s`."""
+    out = np.full(p.shape, np.nan)
+    nearest = history.next_start_s(node, at_s)
+    for i, horizon_s in enumerate(HORIZONS_S.values()):
+        came = nearest <= horizon_s
+        known = at_s + horizon_s <= end_s
+        q = np.clip(p[:, i], 1e-9, 1 - 1e-9)
+        out[:, i] = np.where(known, -np.where(came, np.log(q), np.log1p(-q)), np.nan)
+    return out
+
+
+def _judge_nodes(
+    history: FaultHistory, registry: Registry, now_s: float, seed: int
+) -> tuple[bool, bool, str, list[_Score]]:
+    """Challenger fitted at the cut, on the newest part of the record, against the champion and the baselines."""
+    cut = now_s - TEST_SHARE * (now_s - history.since)
+    challenger = NodeFailureForecaster.fit(history, cut, seed=seed)
+    moments = np.arange(cut, now_s - DAY_S, GRID_S)
+    node = np.tile(np.arange(len(history.nodes)), len(moments))
+    at_s = np.repeat(moments, len(history.nodes))
+    up = ~history.is_down(node, at_s)
+    node, at_s = node[up], at_s[up]
+    if not len(node):
+        raise NodeModelError("the record is too short to judge on")
+    given = {"": challenger.forecast(history, node, at_s)}
+    given |= {name: baseline(name, history, node, at_s) for name in BASELINES}
+    losses = {name: node_losses(history, node, at_s, p, now_s) for name, p in given.items()}
+    unit = np.nanmean(losses["climatology"], axis=0)
+    pooled = {name: np.nansum(loss / unit, axis=1) for name, loss in losses.items()}
+    scores: list[_Score] = []
+    for i, horizon in enumerate(HORIZONS_S):
+        known = ~np.isnan(losses[""][:, i])
+        if not known.any():
+            continue
+        for name in given:
+            interval = mean_interval(losses[name][known, i], node[known], seed=seed)
+            scores.append(
+                (f"log_loss_{horizon[2:]}", name, interval.value, interval.low, interval.high, int(known.sum()))
+            )
+    best = min(BASELINES, key=lambda name: float(pooled[name].sum()))
+    to_best = decide(
+        pooled[best], pooled[""], node, same_configuration=False, champion_name=f"baseline {best}", seed=seed
+    )
+    champion = _node_champion(registry)
+    if champion is None:
+        return to_best.promote, False, to_best.reason, scores
+    name, rival, trained_s, is_same = champion
+    unseen = at_s >= trained_s
+    if len(np.unique(at_s[unseen])) * GRID_S < 7 * DAY_S:
+        # Nothing new to tell them apart by: a refit of the same configuration on more of the record goes on.
+        promote = is_same and to_best.ratio.value < 1
+        return promote, False, f"refit of champion {name}: {to_best.reason}", scores
+    theirs = np.nansum(node_losses(history, node, at_s, rival.forecast(history, node, at_s), now_s) / unit, axis=1)
+    decision = decide(
+        theirs[unseen], pooled[""][unseen], node[unseen], same_configuration=is_same,
+        champion_name=f"champion {name}", seed=seed,
+    )  # fmt: skip
+    if decision.promote and to_best.ratio.value < 1:
+        return True, False, decision.reason, scores
+    back = decide(theirs[unseen], pooled[best][unseen], node[unseen], same_configuration=False, seed=seed)
+    if back.promote:
+        return False, True, f"climatology takes over from the champion: {back.reason}", scores
+    return False, False, decision.reason, scores
+
+
+def _node_champion(registry: Registry) -> tuple[str, NodeFailureForecaster, float, bool] | None:
+    try:
+        if registry.champion("node_failure") is None:
+            return None
+        loaded = registry.load("node_failure", fallback=True)
+        model = NodeFailureForecaster.from_files(loaded.files, loaded.version)
+    except (RegistryError, NodeModelError):
+        return None
+    is_same = loaded.card.get("configuration") == _digest(node_failure.configuration())
+    return loaded.version, model, datetime.fromisoformat(loaded.card["trained_at"]).timestamp(), is_same
+
+
+# --- both -------------------------------------------------------------------------------------------------
+
+
+def _act(registry: Registry, task: str, version: str, promote: bool, withdraw: bool, reason: str, at: datetime) -> None:
+    if promote:
+        registry.promote(task, version, reason, at=at)
+    elif withdraw:
+        registry.withdraw(task, reason, actor="training", at=at)
+
+
+def _digest(configuration: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _metrics(scores: list[_Score]) -> list[dict[str, Any]]:
+    return [
+        {"metric": m, "baseline": b, "value": v if np.isfinite(v) else None, "low": low, "high": high, "count": n}
+        for m, b, v, low, high, n in scores
+    ]
+
+
+def _rows_of_scores(scores: list[_Score], cluster: str, at: datetime, task: str, version: str) -> pl.DataFrame:
+    rows = [
+        {
+            "ts": at, "cluster": cluster, "task": task, "model_version": version, "baseline": b, "metric": m,
+            "value": v, "low": low, "high": high, "count": n,
+        }
+        for m, b, v, low, high, n in scores
+        if np.isfinite(v)
+    ]  # fmt: skip
+    return conform(pl.DataFrame(rows, schema=schema("out_scores")), "out_scores")
+
+
+def _text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, tz=UTC).isoformat()
