@@ -297,6 +297,7 @@ class Nowcast:
         try:
             champion = self.registry.champion(TASK)
             if champion == self._champion:
+                self.problems.pop("registry", None)
                 return
             if champion is None:
                 self.forecaster = TrendForecaster()

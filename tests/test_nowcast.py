@@ -1,0 +1,498 @@
+"""The nowcast: hints before the onset, ids that last, nothing from stale data, and a loop that nothing stops."""
+
+import json
+import threading
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+
+from features.vocabulary import JOB_COLUMNS, schema
+from models.bottleneck import HazardForecaster
+from models.registry import Registry
+from models.trend import TREND_VERSION, TrendForecaster
+from scheduler_hints.episodes import Episodes, Scored, expected_onset_s
+from scheduler_hints.journal import Journal, journal_files, read_journal
+from scheduler_hints.nowcast import STATUS, Nowcast, NowcastConfig
+from scheduler_hints.nowcast_loop import run
+from scheduler_hints.schema import Bottleneck
+from scheduler_hints.snapshot import Publisher, read_snapshot, snapshot_path
+from tests.gpu_samples import H100, at, frame, gang, set_temp
+
+CONFIG = NowcastConfig(tick_s=15, exporter_interval_s=15)
+
+
+def inventory(nodes=4, states=None, racks=None):
+    names = [f"n{i}" for i in range(nodes)]
+    return pl.DataFrame(
+        {
+            "observed_at": [at(0)] * nodes, "cluster": ["c"] * nodes, "node": names,
+            "rack": racks or ["r1"] * nodes, "pod": ["p1"] * nodes, "gpu_model": [H100] * nodes,
+            "gpus": [8] * nodes, "state": states or ["IDLE"] * nodes, "reason": [None] * nodes,
+        },
+        schema=schema("core_nodes"),
+    )  # fmt: skip
+
+
+def no_jobs():
+    return pl.DataFrame(schema={name: schema("core_jobs")[name] for name in JOB_COLUMNS})
+
+
+def hot(gpus, onset_s=1200.0, seconds=1800, total=8, per_s=0.1, top=95.0):
+    """A gang in which some GPUs warm up steadily, to reach 87 °C at `onset_s`."""
+    arrays = gang(seconds=seconds, gpus=total)
+    ramp = np.clip(87 + (arrays["ts"] - onset_s) * per_s, 72, top)
+    for gpu in gpus:
+        set_temp(arrays, gpu, np.round(ramp))
+    return arrays
+
+
+class World:
+    """A nowcast on a folder, fed from made-up samples on a clock of its own."""
+
+    def __init__(self, root, arrays, *, nodes=None, jobs=None, config=CONFIG, registry=None, node_of=8):
+        self.root, self.samples = root, frame(arrays, node_of=node_of)
+        self.nowcast = Nowcast("c", Publisher(root, "c"), config, registry=registry)
+        self.nodes, self.jobs = inventory() if nodes is None else nodes, no_jobs() if jobs is None else jobs
+        self.fed = -1.0
+
+    def tick(self, second, feed=True, ask=True):
+        if ask:
+            self.nowcast.observe_jobs(self.jobs, self.nodes, (), at(second))
+        if feed:
+            new = self.samples.filter((pl.col("ts") > at(self.fed)) & (pl.col("ts") <= at(second)))
+            self.nowcast.observe(new, None, at(second))
+            self.fed = second
+        return self.nowcast.tick(at(second + 1))
+
+    def hints(self):
+        items = read_snapshot(snapshot_path(self.root, "c", "bottlenecks")).items
+        return [msgspec.json.decode(item, type=Bottleneck) for item in items]
+
+
+def test_a_hint_comes_before_the_onset_keeps_its_id_and_turns_into_a_fact(tmp_path):
+    world = World(tmp_path, hot([3]))
+    seen = {}
+    for second in range(600, 1320, 15):
+        world.tick(second)
+        for hint in world.hints():
+            seen.setdefault((hint.gpu_uuid, hint.id), []).append((second, hint))
+    assert [uuid for uuid, _ in seen] == ["GPU-0003"]  # one GPU, one id from forecast to fact
+    (course,) = seen.values()
+    first_s, first = course[0]
+    assert 30 <= 1200 - first_s <= 130  # while there is time to act
+    assert first.bottleneck_class == "thermal_throttle"
+    assert (first.scope, first.node, first.rack, first.pod) == ("gpu", "n0", "r1", "p1")
+    assert not first.is_active
+    assert first.horizon_s in (30, 60, 90, 120)
+    assert first.probability == first.probabilities[str(first.horizon_s)] >= 0.5
+    assert list(first.probabilities.values()) == sorted(first.probabilities.values())
+    assert at(first_s) < first.expected_onset <= at(first_s + 121)
+    assert first.job_ids == ["7"]
+    assert first.action == "reserve"
+    assert "below the slowdown limit" in first.reasons[0]
+    assert first.model_version == TREND_VERSION
+    last_s, last = course[-1]
+    assert last.is_active
+    assert last.expected_onset is None
+    assert last.probabilities == {"30": 1.0, "60": 1.0, "90": 1.0, "120": 1.0}
+    assert last.action == "drain_after_job"
+    assert last_s - first_s == 15 * (len(course) - 1)  # without a gap
+
+
+def test_healthy_gpus_at_full_speed_get_no_hint(tmp_path):
+    world = World(tmp_path, gang(gpus=32))
+    for second in range(0, 1500, 15):
+        world.tick(second)
+        assert world.hints() == []
+
+
+def test_an_odd_gpu_name_is_kept_whole_and_jobs_come_from_the_scheduler(tmp_path):
+    arrays = hot([3])
+    arrays["job_id"][:] = None
+    jobs = pl.DataFrame(
+        [{"cluster": "c", "job_id": "99", "state": "RUNNING", "node_list": "n0", "user": "u", "submit_time": at(0),
+          "start_time": at(0), "nodes": 1, "gpus": 8, "observed_at": at(0)}],
+        schema={name: schema("core_jobs")[name] for name in JOB_COLUMNS},
+    )  # fmt: skip
+    world = World(tmp_path, arrays, jobs=jobs)
+    for second in range(600, 1200, 15):
+        world.tick(second)
+    assert [hint.job_ids for hint in world.hints()] == [["99"]]
+
+
+def test_stale_samples_are_not_scored_and_their_hints_are_not_kept_alive(tmp_path):
+    world = World(tmp_path, hot([3]))
+    for second in range(600, 1200, 15):
+        status = world.tick(second)
+    assert len(world.hints()) == 1
+    assert status["stale_gpus"] == 0
+    path = snapshot_path(tmp_path, "c", "bottlenecks")
+    before = read_snapshot(path)
+    assert before.ttl_s == pytest.approx(30)
+    assert before.data_age_s == pytest.approx(1, abs=0.1)
+    # The source falls silent. The next ticks still speak, of ageing data and for a shorter time, then no more.
+    lives = []
+    for second in range(1200, 1330, 15):
+        status = world.tick(second, feed=False)
+        snapshot = read_snapshot(path)
+        if snapshot.version == before.version:
+            break
+        before = snapshot
+        lives.append((snapshot.data_age_s, snapshot.ttl_s))
+    ages = [age for age, _ in lives]
+    assert ages == sorted(ages)
+    assert max(age + ttl for age, ttl in lives) <= 30 + 15 + 5 + 1.5  # data never live longer than this
+    assert status["fresh_gpus"] == 0
+    assert status["stale_gpus"] == 8
+    assert status["problems"]["telemetry"] == "no fresh sample"
+    # One GPU of many falls silent: it alone is left out.
+    other = World(tmp_path / "b", hot([3], total=16))
+    for second in range(600, 1185, 15):
+        other.tick(second)
+    other.samples = other.samples.filter((pl.col("gpu_uuid") != "GPU-0003") | (pl.col("ts") < at(1000)))
+    other.tick(1185)
+    assert len(other.hints()) == 1
+    silent = World(tmp_path / "d", hot([3], total=16))
+    silent.samples = silent.samples.filter((pl.col("gpu_uuid") != "GPU-0003") | (pl.col("ts") < at(1140)))
+    for second in range(600, 1200, 15):
+        status = silent.tick(second)
+    assert silent.hints() == []
+    assert status["stale_gpus"] == 1
+
+
+def test_status_says_how_it_goes(tmp_path):
+    world = World(tmp_path, hot([3]))
+    for second in range(600, 1200, 15):
+        world.tick(second)
+    status = json.loads((tmp_path / "c" / STATUS).read_bytes())
+    assert status["gpus"] == 8
+    assert status["bottlenecks"] == 1
+    assert status["model_version"] == TREND_VERSION
+    assert status["sample_age_p95_s"] == pytest.approx(1, abs=0.1)
+    assert status["actionable_horizon_s"] == pytest.approx(1 + 15 + 30, abs=0.2)
+    assert {"observe", "score", "episodes", "publish", "windows", "tick"} <= set(status["timings_s"])
+    assert status["problems"] == {}
+    assert read_snapshot(snapshot_path(tmp_path, "c", "bottlenecks")).actionable_horizon_s == pytest.approx(46, abs=0.2)
+
+
+@pytest.mark.parametrize("state", ["DRAINED", "drain*", "DOWN", "MAINT", "IDLE+DRAIN"])
+def test_nodes_out_of_service_get_no_hint(tmp_path, state):
+    world = World(tmp_path, hot([3]), nodes=inventory(states=[state, "IDLE", "IDLE", "IDLE"]))
+    for second in range(600, 1200, 15):
+        status = world.tick(second)
+    assert world.hints() == []
+    assert status["excluded_nodes"] == 1
+
+
+def test_trouble_of_half_a_node_is_the_nodes_and_of_two_nodes_the_racks(tmp_path):
+    world = World(tmp_path, hot([0, 1, 2, 3]))
+    for second in range(600, 1200, 15):
+        world.tick(second)
+    (hint,) = world.hints()
+    assert (hint.scope, hint.node, hint.gpu_uuid) == ("node", "n0", None)
+    assert hint.reasons[0] == "4 of 8 GPUs together on n0"
+    both = World(tmp_path / "b", hot([0, 1, 2, 3, 8, 9, 10, 11, 20], total=32))
+    for second in range(600, 1200, 15):
+        both.tick(second)
+    found = {(hint.scope, hint.node, hint.rack): hint for hint in both.hints()}
+    assert set(found) == {("rack", None, "r1"), ("gpu", "n2", "r1")}
+    assert found["rack", None, "r1"].action == "throttle"
+    apart = World(tmp_path / "d", hot([0, 1, 2, 3, 8, 9, 10, 11], total=16), nodes=inventory(racks=["r1", "r2"] * 2))
+    for second in range(600, 1200, 15):
+        apart.tick(second)
+    assert sorted((hint.scope, hint.node) for hint in apart.hints()) == [("node", "n0"), ("node", "n1")]
+
+
+def test_ids_outlive_a_restart(tmp_path):
+    arrays = hot([3])
+    world = World(tmp_path, arrays)
+    for second in range(600, 1200, 15):
+        world.tick(second)
+    (before,) = world.hints()
+    again = World(tmp_path, arrays)
+    past = again.samples.filter((pl.col("ts") <= at(1185)) & (pl.col("ts") > at(500)))
+    assert again.nowcast.warm(past) == past.height
+    again.fed = 1185
+    again.tick(1200)
+    (after,) = again.hints()
+    assert after.id == before.id
+    assert read_snapshot(snapshot_path(tmp_path, "c", "bottlenecks")).version > 0
+
+
+class Fixed:
+    """A forecaster that says what it is told."""
+
+    version = "fixed"
+
+    def __init__(self, p):
+        self.p = p
+
+    def forecast(self, block):
+        return np.full((len(block.matrix), 4), self.p)
+
+
+def test_hysteresis_and_expiry(tmp_path):
+    world = World(tmp_path, hot([3], onset_s=1560))
+    for second in range(600, 1500, 15):
+        world.tick(second)
+    assert world.nowcast.window.screened("thermal_throttle", at(1501).timestamp()).tolist() == [3]
+    counts = []
+    for k, p in enumerate((0.3, 0.49, 0.51, 0.31, 0.45, 0.29, 0.45, 0.6)):
+        world.nowcast.forecaster = Fixed(p)
+        world.tick(1500 + k, feed=False)
+        counts.append(len([hint for hint in world.hints() if hint.bottleneck_class == "thermal_throttle"]))
+    assert counts == [0, 0, 1, 1, 1, 0, 0, 1]
+
+
+def test_expected_onset_by_hand():
+    assert expected_onset_s(np.array([1.0, 1.0, 1.0, 1.0])) == 15
+    assert expected_onset_s(np.array([0.0, 0.0, 0.0, 0.6])) == 105
+    assert expected_onset_s(np.array([0.2, 0.4, 0.6, 0.8])) == 60
+
+
+def test_a_model_that_fails_leaves_the_trend_in_charge(tmp_path):
+    class Broken:
+        version = "broken"
+
+        def forecast(self, block):
+            raise RuntimeError("no")
+
+    world = World(tmp_path, hot([3]))
+    world.nowcast.forecaster = Broken()
+    for second in range(600, 1200, 15):
+        status = world.tick(second)
+    assert [hint.model_version for hint in world.hints()] == [TREND_VERSION]
+    assert "broken: no" in status["problems"]["model"]
+
+
+def test_a_new_champion_is_taken_over_and_a_damaged_one_is_not(tmp_path):
+    registry = Registry(tmp_path / "registry" / "c")
+    world = World(tmp_path / "published", hot([3]), registry=registry)
+    assert world.tick(600)["model_version"] == TREND_VERSION
+    files = HazardForecaster({}, {}).to_files()  # no class learned yet: the trend for all of them
+    first = registry.save("bottleneck", files, {"trained_at": at(0)})
+    registry.promote("bottleneck", first, "test")
+    assert world.tick(615)["model_version"] == first
+    second = registry.save("bottleneck", files, {"trained_at": at(60)})
+    registry.promote("bottleneck", second, "test")
+    (registry.root / "bottleneck" / second / "hazard.json").write_bytes(b"{}")
+    status = world.tick(630)
+    assert status["model_version"] == first
+    assert "hazard.json" in status["problems"]["registry"]
+    registry.rollback("bottleneck", "test")
+    status = world.tick(645)
+    assert status["model_version"] == first
+    assert "registry" not in status["problems"]
+
+
+def test_a_full_disk_is_said_and_survived(tmp_path, monkeypatch):
+    world = World(tmp_path, hot([3]))
+    world.tick(600)
+    version = read_snapshot(snapshot_path(tmp_path, "c", "bottlenecks")).version
+    full = OSError(28, "No space left on device", "bottlenecks.json")
+    with monkeypatch.context() as patch:
+        patch.setattr("scheduler_hints.snapshot.write_atomically", lambda *_, **__: (_ for _ in ()).throw(full))
+        status = world.tick(615)
+    assert "No space left on device" in status["problems"]["bottlenecks"]
+    assert read_snapshot(snapshot_path(tmp_path, "c", "bottlenecks")).version == version
+    status = world.tick(630)
+    assert status["problems"] == {}
+    assert read_snapshot(snapshot_path(tmp_path, "c", "bottlenecks")).version == version + 1
+
+
+def test_windows_and_plans_are_published_and_die_with_the_schedulers_word(tmp_path):
+    world = World(tmp_path, gang(gpus=32))
+    world.tick(600)
+    path = snapshot_path(tmp_path, "c", "backfill-windows")
+    snapshot = read_snapshot(path)
+    assert len(snapshot.items) == 1
+    assert snapshot.ttl_s == pytest.approx(45)
+    assert read_snapshot(snapshot_path(tmp_path, "c", "reservation-plans")).items == []
+    lives = []
+    for second in range(615, 900, 15):
+        status = world.tick(second, ask=False)
+        if read_snapshot(path).version == snapshot.version:
+            break
+        snapshot = read_snapshot(path)
+        lives.append(snapshot.data_age_s + snapshot.ttl_s)
+    assert max(lives) <= 45 + 15 + 5 + 1.5
+    assert "jobs" in status["problems"]
+
+
+def test_windows_that_cannot_be_made_do_not_hold_up_bottlenecks(tmp_path):
+    world = World(tmp_path, hot([3]), jobs=no_jobs().drop("submit_time"))
+    for second in range(600, 1200, 15):
+        status = world.tick(second)
+    assert len(world.hints()) == 1
+    assert "submit_time" in status["problems"]["windows"]
+
+
+def test_journal_keeps_each_change_once(tmp_path):
+    world = World(tmp_path, hot([3]))
+    for second in range(600, 1290, 15):
+        world.tick(second)
+    lines = [snapshot for path in journal_files(tmp_path, "c") for snapshot in read_journal(path)]
+    mine = [snapshot for snapshot in lines if snapshot.kind == "bottlenecks"]
+    versions = [snapshot.version for snapshot in mine]
+    assert versions == sorted(set(versions))
+    outlines = [[(i["id"], i["is_active"]) for i in map(msgspec.json.decode, snapshot.items)] for snapshot in mine]
+    assert outlines[0] == []
+    assert any(entry and not entry[0][1] for entry in outlines)
+    assert outlines[-1][0][1]
+    assert len(mine) < 12  # 46 ticks
+    path = journal_files(tmp_path, "c")[0]
+    with path.open("ab") as file:
+        file.write(b'{"schema_version":1,"ki')  # a crash in the middle of a line
+    assert len(list(read_journal(path))) == len([s for s in lines if s.generated_at.hour == lines[0].generated_at.hour])
+    assert Journal(tmp_path, "c").append(mine[-1])
+
+
+# --- the loop ---------------------------------------------------------------------------------------------
+
+
+class Source:
+    """Newest samples of a made-up gang, by the wall clock of the test."""
+
+    name = "made-up"
+
+    def __init__(self, answer):
+        self.asked = 0
+        self.answer = answer
+
+    def latest(self):
+        self.asked += 1
+        return self.answer(self.asked)
+
+    def live(self):
+        return SimpleNamespace(jobs=no_jobs(), nodes=inventory())
+
+
+def newest(_=None):
+    rows = frame(gang(seconds=15)).with_columns(pl.lit(now()).alias("ts"))
+    return SimpleNamespace(gpu=rows, node=pl.DataFrame(schema=schema("core_node_samples")))
+
+
+def now():
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC)
+
+
+def run_for(nowcast, source, ticks, tick_s=0.05, **kwargs):
+    stop = threading.Event()
+    statuses, moments = [], []
+
+    def on_tick(status):
+        statuses.append(status)
+        moments.append(time.monotonic())
+        if len(statuses) >= ticks:
+            stop.set()
+
+    thread = threading.Thread(
+        target=run,
+        args=(nowcast, source, kwargs.pop("jobs", None), tick_s, stop),
+        kwargs={"on_tick": on_tick, **kwargs},
+    )
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    return statuses, moments
+
+
+def test_the_loop_outlives_a_source_that_fails_and_says_so(tmp_path):
+    def answer(n):
+        if n in (2, 3):
+            raise ConnectionError("refused")
+        if n == 4:
+            return SimpleNamespace(gpu=pl.DataFrame({"wrong": [1]}), node=None)
+        return newest()
+
+    source = Source(answer)
+    nowcast = Nowcast("c", Publisher(tmp_path, "c"), CONFIG)
+    statuses, _ = run_for(nowcast, source, 7, tick_s=0.2, jobs=source)
+    problems = [status["problems"].get("telemetry-source", "") for status in statuses]
+    assert "refused" in problems[1]
+    assert "refused" in problems[2]
+    assert "lack ts" in problems[3]
+    assert problems[0] == problems[-1] == ""
+    assert statuses[-1]["gpus"] == 8
+    assert read_snapshot(snapshot_path(tmp_path, "c", "backfill-windows")).items
+
+
+def test_a_source_that_hangs_delays_no_tick_and_is_asked_once(tmp_path):
+    release = threading.Event()
+
+    def answer(n):
+        if n > 1:
+            release.wait(20)
+        return newest()
+
+    source = Source(answer)
+    nowcast = Nowcast("c", Publisher(tmp_path, "c"), CONFIG)
+    statuses, moments = run_for(nowcast, source, 8, tick_s=0.1)
+    release.set()
+    assert source.asked == 2
+    assert np.diff(moments).max() < 0.6
+    assert statuses[-1]["problems"]["telemetry-source"] == "made-up: no answer yet"
+
+
+def test_ticks_do_not_overlap_and_missed_ones_are_skipped(tmp_path):
+    nowcast = Nowcast("c", Publisher(tmp_path, "c"), CONFIG)
+    busy = threading.Lock()
+    original, calls = nowcast.tick, []
+
+    def slow(moment):
+        assert busy.acquire(blocking=False)
+        calls.append(time.monotonic())
+        time.sleep(0.25 if len(calls) == 2 else 0)
+        busy.release()
+        return original(moment)
+
+    nowcast.tick = slow
+    _, _ = run_for(nowcast, Source(newest), 5, tick_s=0.1)
+    gaps = np.diff(calls)
+    assert gaps[1] >= 0.25
+    # Ticks stay on the grid of the first one: nothing is caught up in a burst.
+    assert (gaps[2:] > 0.02).all()
+
+
+def test_a_tick_that_fails_does_not_end_the_loop(tmp_path):
+    nowcast = Nowcast("c", Publisher(tmp_path, "c"), CONFIG)
+    original, calls = nowcast.tick, []
+
+    def failing(moment):
+        calls.append(moment)
+        if len(calls) == 2:
+            raise ValueError("once")
+        return original(moment)
+
+    nowcast.tick = failing
+    statuses, _ = run_for(nowcast, Source(newest), 3)
+    assert len(statuses) == 3
+    assert len(calls) == 4
+
+
+def test_episodes_are_deterministic_and_sorted():
+    episodes = Episodes("c", 0.5)
+    world = SimpleNamespace(
+        uuid=lambda g: f"g{g}", node=lambda g: f"n{g}", jobs=lambda g: [], node_gpus=lambda n: 8,
+        rack=lambda n: None, pod=lambda n: None,
+    )  # fmt: skip
+    from features.windows import FEATURES, FeatureBlock
+
+    block = FeatureBlock("memory_exhaustion", np.arange(3), np.zeros(3), np.zeros((3, len(FEATURES)), np.float32))
+    p = np.array([[0.1, 0.2, 0.3, 0.6], [0.6, 0.7, 0.8, 0.9], [0.0, 0.0, 0.1, 0.2]])
+    scored = Scored("memory_exhaustion", block, p, np.zeros(3, dtype=bool), "m")
+    hints = episodes.update(at(0), [scored], world)
+    assert [(hint.gpu_uuid, hint.horizon_s, hint.probability, hint.action) for hint in hints] == [
+        ("g0", 120, 0.6, "none"), ("g1", 30, 0.6, "none"),
+    ][::-1]  # fmt: skip
+    again = episodes.update(at(15), [scored], world)
+    assert [hint.id for hint in again] == [hint.id for hint in hints]
+    assert again[0].expected_onset - at(15) < timedelta(seconds=60)
+    assert isinstance(TrendForecaster().forecast(block), np.ndarray)
