@@ -287,9 +287,10 @@ def throughput(root: Path, folder: Path) -> list[dict[str, Any]]:
             record(running.port, [(target, etag)], answers)
             ours, bare = [], []
             with bare_server(answers) as peer:
-                for _ in range(ROUNDS):
-                    ours.append(wrk(running, target, etag))
-                    bare.append(wrk(peer, target, etag))
+                for number in range(ROUNDS):
+                    turns = [(running, ours), (peer, bare)]
+                    for who, found in turns if number % 2 == 0 else turns[::-1]:
+                        found.append(wrk(who, target, etag))
             share = statistics.median(a[0] / b[0] for a, b in zip(ours, bare, strict=True))
             cost = statistics.median(a[1] for a in ours) / statistics.median(b[1] for b in bare)
             size = f"{len(body) / 1024:.1f} KiB" if not etag else "no body"
