@@ -29,11 +29,14 @@ from dashboards.components import (
 from dashboards.filters import Filters
 from dashboards.foresight import HORIZONS_S, Foreseen, by_class, first_onset, probability
 from dashboards.hints_reading import HintList, moment
+from features.fleet import natural_key
 
 PATH = "/bottlenecks"
 _ROWS = 12
 _ROWS_AT_MOST = 500
 _RISKS = 12
+_FULL_RISK = {"p_1h": 0.05, "p_24h": 0.2, "p_7d": 0.5}
+"""Probability at which the bar of a node risk is full, unless a larger one is in its column."""
 
 
 def as_of(hints: HintList, now: datetime) -> Any:
@@ -347,9 +350,19 @@ def risk_table(hints: HintList, asked: Filters, now: datetime, *, several: bool)
         return notice("warn", "No valid node risks", words.sentence(hints.message))
     node = asked.get("node")
     risks = [risk for risk in hints.items if not node or risk.get("node") == node]
-    risks = sorted(risks, key=lambda risk: (-float(risk.get("p_24h") or 0.0), str(risk.get("node"))))
+    risks = sorted(risks, key=lambda risk: (-float(risk.get("p_24h") or 0.0), natural_key(str(risk.get("node")))))
     if not risks:
         return html.P("No node risk is published.", className="muted")
+    made_at = age(hints.generated_at, now)
+    versions = [risk.get("model_version") for risk in risks]
+    if all(risk.get("is_climatology") for risk in risks) and len({risk.get("p_24h") for risk in risks}) == 1:
+        lines = (
+            f"{words.count(len(risks), 'node')}: {words.percent(risks[0].get('p_24h'), 1)} within 24 h and "
+            f"{words.percent(risks[0].get('p_7d'), 1)} within 7 days for each. It is the long-run rate; nothing "
+            "particular is known of any node yet.",
+            html.Span(["Made ", made_at, ". ", model_line(versions)]),
+        )
+        return notice("info", "No node stands out", *lines)
     columns = [
         Column("Node"),
         *([Column("Cluster", is_wide_only=True)] if several else []),
@@ -359,8 +372,7 @@ def risk_table(hints: HintList, asked: Filters, now: datetime, *, several: bool)
         Column("Why", "bar"),
     ]
     rows = []
-    tops = {key: max(float(risk.get(key) or 0.0) for risk in risks) for key in ("p_1h", "p_24h", "p_7d")}
-    versions = [risk.get("model_version") for risk in risks]
+    tops = {key: max(full, *(float(risk.get(key) or 0.0) for risk in risks)) for key, full in _FULL_RISK.items()}
     several_models = len(set(versions)) > 1
     for risk in risks[:_RISKS]:
         marks = [model_badge(risk.get("model_version"))] if several_models else []

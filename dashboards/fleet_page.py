@@ -100,9 +100,7 @@ def read_trend(context: Context, asked: Filters) -> Reading[FleetTrend]:
 
 def prefetch(context: Context, search: str) -> None:
     """Start to read while the browser still loads scripts, so that the first answer is ready when it asks."""
-    asked = read_filters(context, search)
-    context.cache.warm(*_now_key(context, asked))
-    context.cache.warm(*_trend_key(context, asked))
+    context.cache.warm(*_now_key(context, read_filters(context, search)))
 
 
 # --- layout -------------------------------------------------------------------------------------------------------
@@ -304,6 +302,7 @@ def _show_trend(context: Context, pulse: dict[str, Any], seen: str | None) -> tu
     asked = read_filters(context, pulse.get("search"))
     now = context.clock()
     hours = int(asked.get("hours") or 6)
+    read_now(context, asked)  # the number comes first: both queries at once would share the cores
     reading = read_trend(context, asked)
     data = reading.value
     frame = data.frame if data is not None else None

@@ -16,7 +16,7 @@ import polars as pl
 
 from dashboards import words
 from dashboards.figures import base_figure
-from dashboards.theme import Theme
+from dashboards.theme import Theme, contrast
 from features.fleet import natural_key
 
 NODE_LEVEL_MAX = 2_500
@@ -113,7 +113,9 @@ def heat_map(values: pl.DataFrame, racks: pl.DataFrame, theme: Theme, *, title: 
     )  # fmt: skip
     if not order:
         return figure
-    _add_cells(figure, plan, order, theme, title=title, top=top, inner=inner, is_named=size >= _NAMED_FROM_PX)
+    _add_cells(figure, plan, order, theme, title=title, top=top, inner=inner)
+    if size >= _NAMED_FROM_PX:
+        _add_names(figure, plan, order, theme, top=top, inner=inner)
 
     def places(test: Callable[[dict[str, Any]], bool]) -> list[tuple[int, int]]:
         return [cell for cell, row in zip(plan.cells, order, strict=True) if test(row)]
@@ -158,17 +160,13 @@ def _blocks(order: Sequence[dict[str, Any]], outer: str) -> list[tuple[str, int]
 
 def _add_cells(
     figure: go.Figure, plan: Plan, order: Sequence[dict[str, Any]], theme: Theme, *, title: str, top: float,
-    inner: str, is_named: bool,
+    inner: str,
 ) -> None:  # fmt: skip
     def grid(make: Callable[[dict[str, Any]], Any], fill: Any) -> list[list[Any]]:
         made = [[fill] * plan.columns for _ in range(plan.rows)]
         for (line, column), row in zip(plan.cells, order, strict=True):
             made[line][column] = make(row)
         return made
-
-    def name(row: dict[str, Any]) -> str:
-        is_marked = row["active"] or row["is_out"] or row["value"] is None
-        return "" if is_marked or not is_named else escape(row[inner] or "")
 
     describe = _node_text if inner == "node" else _rack_text
     cells = {
@@ -184,18 +182,43 @@ def _add_cells(
         flat = [(0.0, theme.sunk), (1.0, theme.sunk)]
         unknown = grid(lambda row: 0.0 if row["value"] is None else None, None)
         figure.add_heatmap(z=unknown, zmax=1, colorscale=flat, showscale=False, **cells)
-    steps = len(theme.heat)
-    scale = [(0.0, theme.calm), (1e-6, theme.heat[0])]
-    scale += [((index + 1) / steps, colour) for index, colour in enumerate(theme.heat)]
+    scale = _scale(theme)
     figure.add_heatmap(
-        z=grid(lambda row: row["value"], None), text=grid(name, ""), texttemplate="%{text}", textfont={"size": 10},
-        zmax=top, colorscale=scale, **cells,
+        z=grid(lambda row: row["value"], None), zmax=top, colorscale=scale, **cells,
         colorbar={
             "orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "ypad": 4, "len": 0.34,
             "lenmode": "fraction", "thickness": 8, "tickformat": ".0%", "outlinewidth": 0, "tickmode": "array",
             "tickvals": [top * step / 4 for step in range(5)], "tickfont": {"size": 11, "color": theme.muted},
             "title": {"text": title, "side": "top", "font": {"size": 12, "color": theme.ink}},
         },
+    )  # fmt: skip
+
+
+def _scale(theme: Theme) -> list[tuple[float, str]]:
+    steps = len(theme.heat)
+    scale = [(0.0, theme.calm), (1e-6, theme.heat[0])]
+    return scale + [((index + 1) / steps, colour) for index, colour in enumerate(theme.heat)]
+
+
+def _add_names(
+    figure: go.Figure, plan: Plan, order: Sequence[dict[str, Any]], theme: Theme, *, top: float, inner: str
+) -> None:
+    """Names in the cells, each in whichever of the theme's two inks stands out more from its cell."""
+
+    def ink(value: float) -> str:
+        share = min(1.0, value / top) if top > 0 else 0.0
+        nearest = min(_scale(theme), key=lambda stop: (abs(stop[0] - share), stop[0] > 0))
+        return max((theme.ink, theme.surface), key=lambda colour: contrast(colour, nearest[1]))
+
+    named = [
+        (cell, row)
+        for cell, row in zip(plan.cells, order, strict=True)
+        if not row["active"] and not row["is_out"] and row["value"] is not None
+    ]
+    figure.add_scatter(
+        x=[column for (_, column), _ in named], y=[line for (line, _), _ in named],
+        text=[escape(row[inner] or "") for _, row in named], mode="text", hoverinfo="skip", showlegend=False,
+        textfont={"size": 10, "color": [ink(row["value"]) for _, row in named]},
     )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ class Cache:
             ttl_s: It is handed out as it is up to this age, s.
             make: Makes it.
             stale_s: Up to this age, s, it is handed out once more while a thread makes the next one: a page then
-                never waits for a slow query. Not for hints, which expire.
+                never waits for a slow query. Not for hints, which expire; and a failure is never handed out again.
         """
         with self._lock:
             kept = self._kept.get(key)
@@ -71,7 +71,8 @@ class Cache:
         if kept is not None and age_s is not None:
             if age_s < ttl_s:
                 return kept[1]
-            if age_s < stale_s:
+            has_failed = isinstance(kept[1], Reading) and kept[1].error is not None
+            if age_s < stale_s and not has_failed:
                 self.warm(key, ttl_s, make)
                 return kept[1]
         return self._make(key, ttl_s, make)

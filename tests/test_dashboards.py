@@ -44,12 +44,12 @@ class Site:
             raise ConnectionAbortedError("nobody answers")
         return self.application(environ, start_response)
 
-    def start(self, store, clusters=("sim",)):
+    def start(self, store, clusters=("sim",), refresh_s=REFRESH_S):
         """A new application on a store, with new hints."""
         self.hints = world.FakeHints(clusters)
         self.is_broken = self.is_gone = False
         query = world.query_of(store, lambda: self.is_broken)
-        self.application = create_app(self.hints, query, clusters=clusters, refresh_s=REFRESH_S).server
+        self.application = create_app(self.hints, query, clusters=clusters, refresh_s=refresh_s).server
         self.errors()
         return self
 
@@ -180,7 +180,9 @@ def test_bottlenecks_page_shows_the_hints_most_urgent_first(site):
 
 def test_a_new_hint_appears_without_a_reload_and_time_goes_on(site):
     site.hints.bottlenecks = [world.bottleneck(1, in_s=80)]
-    site.open("/bottlenecks", "document.querySelectorAll('#bottlenecks-table tbody tr').length === 1")
+    site.hints.risks = [world.risk(f"n{i}", i / 100) for i in range(1, 13)]
+    site.open("/bottlenecks", "document.querySelectorAll('#bottlenecks-map .hm').length > 0")
+    site.until("document.documentElement.scrollHeight > innerHeight + 300")
     site.run("window.notReloaded = true; window.scrollTo(0, 200)")
     site.run("document.querySelector('#bottlenecks-table .where').focus({preventScroll: true})")
     before = site.rows("bottlenecks-table")[0][0]
@@ -302,6 +304,37 @@ def test_hints_expire_in_the_browser_when_nobody_answers(site):
     site.until("!document.getElementById('link-lost').hidden", 5)
     assert "has not answered for" in site.text("#link-lost")
     assert site.text("#link-state") == "No answer"
+
+
+def test_newer_hints_are_fetched_before_the_shown_ones_expire(site, store):
+    site.start(store, refresh_s=60)
+    site.hints.bottlenecks = [world.bottleneck(1)]
+    site.hints.ttl_s, site.hints.age_s = 5.0, 0.5
+    site.open("/bottlenecks", "document.querySelectorAll('#bottlenecks-table tbody tr').length === 1")
+    site.run(
+        "window.wasExpired = false; setInterval(() => {"
+        "if (document.querySelector('.expired')) window.wasExpired = true}, 20)"
+    )
+    time.sleep(5.5)
+    assert site.run("return window.wasExpired") is False
+    assert len(site.rows("bottlenecks-table")) == 1
+
+
+def test_several_clusters_are_told_apart(site, store):
+    site.start(store, ("sim", "west"))
+    site.hints.bottlenecks = [world.bottleneck(1), world.bottleneck(2, cluster="west", node="w1")]
+    site.open("/bottlenecks")
+    assert {row[2] for row in site.rows("bottlenecks-table")} == {
+        "n3 GPU 4 r1 · p1 · sim",
+        "w1 GPU w1-4 r1 · p1 · west",
+    }
+    site.run("[...document.querySelectorAll('.page-head .choice')].find((e) => e.text === 'west').click()")
+    site.until("document.querySelectorAll('#bottlenecks-table tbody tr').length === 1")
+    assert site.run("return location.search") == "?cluster=west"
+    site.open("/")
+    assert "No samples of west in the last 14 days" in site.text("#fleet-alerts")
+    assert {row[0] for row in site.rows("fleet-group-table")} == {"sim"}
+    assert site.errors() == []
 
 
 def test_a_store_that_is_down_leaves_the_numbers_and_says_so(site):

@@ -11,6 +11,7 @@ import pytest
 from dashboards import bottlenecks_parts, filters, fleet_parts, foresight, words
 from dashboards.app import create_app
 from dashboards.hints_reading import HintList, HintsReader
+from dashboards.markup import markup
 from dashboards.reading import Cache, attempt, reason
 from features.fleet import Loss
 from tests import dashboard_world as world
@@ -298,6 +299,48 @@ def test_a_failure_becomes_a_sentence():
     assert reason(RuntimeError()) == "RuntimeError"
     assert reason(ValueError("a\nb")) == "a"
     assert len(reason(ValueError("x" * 999))) == 300
+
+
+# --- markup -------------------------------------------------------------------------------------------------------
+
+
+def test_markup_escapes_everything():
+    from dash import dcc, html
+
+    made = html.Div(
+        ["<b>", html.Span(3, title='"x" & y', hidden=True, className="a b"), None, [html.Br(), 1.5]],
+        id="i", style={"maxWidth": "3px", "--height": "1px"}, key="k", tabIndex="0", **{"data-x": "<"},
+    )  # fmt: skip
+    assert markup(made) == (
+        '<div id="i" data-key="k" style="max-width:3px;--height:1px" tabindex="0" data-x="&lt;">&lt;b&gt;'
+        '<span class="a b" hidden title="&quot;x&quot; &amp; y">3</span><br>1.5</div>'
+    )
+    assert markup(None) == ""
+    with pytest.raises(TypeError, match="cannot be written as HTML"):
+        markup(html.Div(dcc.Link("x", href="/")))
+    with pytest.raises(TypeError, match="attribute title is a dict"):
+        markup(html.Div(title={}))
+
+
+def test_names_from_outside_are_text_on_the_page():
+    nasty = "<script>alert(1)</script>"
+    item = world.bottleneck(1, node=nasty, rack=nasty, job_ids=[nasty], reasons=[nasty], model_version=nasty)
+    foreseen = foresight.select([item])
+    hints = HintList("fresh", items=[item])
+    made = bottlenecks_parts.foreseen_table(foreseen, hints, {}, filters.Filters(), NOW, several=True)
+    assert "<script" not in markup(made)
+    assert markup(made).count("&lt;script&gt;") >= 5
+
+
+def test_equal_climatologies_are_one_sentence_and_a_risky_node_is_a_table():
+    calm = [world.risk(f"n{i}", 0.004, is_climatology=True, model_version="baseline:climatology") for i in range(16)]
+    made = bottlenecks_parts.risk_table(HintList("fresh", items=calm), filters.Filters(), NOW, several=False)
+    assert "No node stands out" in text_of(made)
+    assert "16 nodes: 0.4 % within 24 h" in text_of(made)
+    risky = [*calm, world.risk("n99", 0.3)]
+    made = bottlenecks_parts.risk_table(HintList("fresh", items=risky), filters.Filters(), NOW, several=False)
+    assert "<table" in markup(made)
+    assert markup(made).index("n99") < markup(made).index("n0")
 
 
 # --- the application without a browser ----------------------------------------------------------------------------

@@ -13,6 +13,7 @@
   // viewer's machine neither revives nor kills a hint ------------------------------------------------------------
   let offset = null; // server milliseconds minus performance.now()
   let lastBeat = null;
+  let lastAsked = 0;
   let isPaused = false;
 
   function now() {
@@ -73,12 +74,23 @@
       write(element, left > 0 ? duration(left) : "expired");
       element.closest(".pill")?.classList.toggle("old", left <= 0);
     }
-    for (const element of document.querySelectorAll("[data-expires]")) {
-      element.classList.toggle("expired", Number(element.dataset.expires) <= at);
+    let isExpiring = false;
+    for (const element of document.querySelectorAll(".page:not([hidden]) [data-expires]")) {
+      const left = Number(element.dataset.expires) - at;
+      element.classList.toggle("expired", left <= 0);
+      isExpiring = isExpiring || left < 2500;
     }
+    if (isExpiring) askEarly();
     write(document.getElementById("utc-clock") || document.createElement("span"),
       new Date(at).toISOString().slice(11, 19) + " UTC");
     showLink();
+  }
+
+  // Newer hints are there as a rule before the shown ones expire: ask for them then, not at the next refresh.
+  function askEarly() {
+    if (isPaused || document.hidden || performance.now() - lastAsked < 1000) return;
+    lastAsked = performance.now();
+    window.dash_clientside.set_props("tick", { n_intervals: -Math.round(lastAsked) });
   }
 
   function showLink() {
