@@ -17,6 +17,7 @@ from pipelines.spans import derived_from, settled_until, split
 from pipelines.store import Store, Writer
 
 TABLE = "core_faults"
+MINUTES = "core_gpu_minutes"
 # Codes after which a GPU needs a reset, a reboot or a replacement (NVIDIA's catalogue); those of applications
 # (13, 31, 43, 45, …), of contained errors (94) and of recorded remaps (63) are no hardware faults.
 FATAL_XIDS = {
@@ -27,15 +28,19 @@ FATAL_XIDS = {
     **dict.fromkeys(range(144, 151), "nvlink"),
 }  # fmt: skip
 _SAME_FAULT = timedelta(minutes=30)
+_SILENT_MINUTES = 5  # a shorter silence is a restart of an exporter, or a scrape that was missed
 _CONTEXT = timedelta(minutes=30)
 _STEP = timedelta(minutes=5)
 _PIECE = timedelta(hours=6)
-_RANK = {"xid": 0, "node_down": 1, "job_node_fail": 2}
+_OPEN_DAYS = timedelta(days=90)
+_RANK = {"xid": 0, "gpu_lost": 1, "node_down": 2, "job_node_fail": 3}
+_OUT_OF_SERVICE = ("MAINT", "DRAIN", "FUTURE", "POWERED_DOWN", "POWER_DOWN", "REBOOT")
 
 
 def derive_faults(store: Store, cluster: str, settings: IngestSettings) -> Derived:
-    """Bring `core_faults` up to the settled samples."""
-    end = settled_until(store, cluster, settings)
+    """Bring `core_faults` up to the settled samples and the minutes made of them."""
+    settled, minutes = settled_until(store, cluster, settings), store.mark(cluster, MINUTES)
+    end = min(settled, minutes) if settled and minutes else None
     begin = None if end is None else derived_from(store, cluster, TABLE, _STEP, end)
     report = Derived(0, begin)
     if end is None or begin is None:
@@ -46,13 +51,14 @@ def derive_faults(store: Store, cluster: str, settings: IngestSettings) -> Deriv
             signs = read_signs(writer, cluster, first - _CONTEXT, last)
             known = writer.query(
                 f'SELECT * FROM {TABLE} WHERE "cluster" = ? AND start_time >= ? AND start_time < ?',
-                [cluster, first - timedelta(days=30), last],
+                [cluster, first - _OPEN_DAYS, last],
             )
-            rows = merge_signs(signs.filter(pl.col("start_time") >= first), known)
-            ended = close_faults(known, signs, read_recovered(writer, cluster, first, last))
-            rows = pl.concat([rows, ended]) if not ended.is_empty() else rows
+            new = merge_signs(signs, known)  # signs of the context are known, or were not ripe yet
+            opened = pl.concat([known.filter(pl.col("end_time").is_null()), new])
+            ended = close_faults(opened, signs, read_wellness(writer, cluster, opened, first, last))
+            key = ["node", "gpu_uuid", "kind", "start_time"]
             writer.set_mark(cluster, TABLE, last)
-            return writer.upsert(TABLE, rows)
+            return writer.upsert(TABLE, pl.concat([new.join(ended, on=key, how="anti"), ended]))
 
         report.rows += store.transact(work, purpose="deriving faults")
         report.until = last
@@ -84,6 +90,7 @@ def read_signs(writer: Writer, cluster: str, begin: datetime, end: datetime) -> 
             pl.col("xid").replace_strict(FATAL_XIDS, return_dtype=pl.String).alias("kind"), rank=pl.lit(0)
         ),
         downs.with_columns(kind=pl.lit("node_down"), rank=pl.lit(_RANK["node_down"])),
+        read_silences(writer, cluster, begin, end),
         lost.with_columns(kind=pl.lit("job_node_fail"), rank=pl.lit(_RANK["job_node_fail"])),
     ]
     signs = pl.concat(parts, how="diagonal_relaxed")
@@ -124,29 +131,74 @@ def merge_signs(signs: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(faults, schema=schema(TABLE) | {"rank": pl.Int32}).drop("rank")
 
 
-def read_recovered(writer: Writer, cluster: str, begin: datetime, end: datetime) -> pl.DataFrame:
-    """First moment in [begin, end) at which each node was well: up, and every GPU without a fatal XID."""
+def read_silences(writer: Writer, cluster: str, begin: datetime, end: datetime) -> pl.DataFrame:
+    """GPUs and nodes that stopped reporting while others went on: `node`, `gpu_uuid`, `start_time`, `kind`, `rank`.
+
+    Minutes in which nobody reported (an outage of the source) do not count, nor do nodes out of service.
+    """
+    silent = writer.query(
+        f'WITH seen AS (SELECT DISTINCT ts, node, gpu_uuid FROM {MINUTES} WHERE "cluster" = ? AND ts >= ? AND ts < ?), '
+        "minutes AS (SELECT ts, row_number() OVER (ORDER BY ts) AS i FROM (SELECT DISTINCT ts FROM seen)), "
+        "placed AS (SELECT ts, node, gpu_uuid, i, lead(i) OVER (PARTITION BY node, gpu_uuid ORDER BY i) AS following "
+        "FROM seen JOIN minutes USING (ts)), "
+        "sizes AS (SELECT ts, node, count(*) AS gpus FROM seen GROUP BY ts, node) "
+        "SELECT node, gpu_uuid, ts, gpus FROM placed JOIN sizes USING (ts, node) "
+        "WHERE coalesce(following, (SELECT max(i) + 1 FROM minutes)) - i > ?",
+        [cluster, begin, end, _SILENT_MINUTES],
+    )
+    idle = writer.query('SELECT node, upper(state) AS state FROM core_nodes WHERE "cluster" = ?', [cluster])
+    out = idle.filter(pl.any_horizontal(pl.col("state").str.contains(word, literal=True) for word in _OUT_OF_SERVICE))
+    silent = silent.filter(~pl.col("node").is_in(out["node"].implode()))
+    start = (pl.col("ts") + timedelta(minutes=1)).alias("start_time")
+    # All GPUs of a node at the same minute: the node. Some of them: these.
+    together = silent.group_by("node", "ts", "gpus").agg(pl.col("gpu_uuid"), pl.len().alias("n"))
+    nodes = together.filter(pl.col("n") >= pl.col("gpus")).select(
+        "node", pl.lit("").alias("gpu_uuid"), start, kind=pl.lit("node_down"), rank=pl.lit(_RANK["node_down"])
+    )
+    gpus = (
+        together.filter(pl.col("n") < pl.col("gpus"))
+        .explode("gpu_uuid")
+        .select("node", "gpu_uuid", start, kind=pl.lit("gpu_lost"), rank=pl.lit(_RANK["gpu_lost"]))
+    )
+    return pl.concat([nodes, gpus])
+
+
+def read_wellness(writer: Writer, cluster: str, faults: pl.DataFrame, begin: datetime, end: datetime) -> pl.DataFrame:
+    """Minutes in [begin, end) at which the nodes of some faults were well: `node`, `ts`.
+
+    Well: every GPU that the node has reports, none with a fatal XID.
+    """
     return writer.query(
-        "SELECT node, min(ts) AS well_at FROM (SELECT node, ts, bool_and(xid_last IS NULL OR NOT xid_last = ANY(?)) "
-        'AS well FROM core_gpu_samples WHERE "cluster" = ? AND ts >= ? AND ts < ? GROUP BY node, ts) WHERE well '
-        "GROUP BY node",
-        [list(FATAL_XIDS), cluster, begin, end],
+        f"WITH minutes AS (SELECT node, ts, count(DISTINCT gpu_uuid) AS gpus, "
+        f'bool_or(xid_last = ANY(?)) AS is_ill FROM {MINUTES} WHERE "cluster" = ? AND ts >= ? AND ts < ? '
+        "AND node = ANY(?) GROUP BY node, ts), "
+        'fitted AS (SELECT node, max(gpus) AS fitted FROM core_nodes WHERE "cluster" = ? GROUP BY node) '
+        "SELECT minutes.node, ts FROM minutes LEFT JOIN fitted USING (node) "
+        "WHERE NOT coalesce(is_ill, false) AND minutes.gpus >= coalesce(fitted, 1) ORDER BY ts",
+        [list(FATAL_XIDS), cluster, begin, end, faults["node"].unique().to_list(), cluster],
     )
 
 
-def close_faults(known: pl.DataFrame, signs: pl.DataFrame, recovered: pl.DataFrame) -> pl.DataFrame:
-    """Known open faults whose node reports well again, after its last sign, with their end."""
-    if known.is_empty() or recovered.is_empty():
-        return known.clear()
+def close_faults(opened: pl.DataFrame, signs: pl.DataFrame, wellness: pl.DataFrame) -> pl.DataFrame:
+    """Open faults whose node is well again after its last sign, with the first such minute as their end.
+
+    Args:
+        opened: Rows of `core_faults` without an end.
+        signs: As given by `read_signs`.
+        wellness: As given by `read_wellness`.
+
+    Returns:
+        Those that ended, in the columns of `opened`.
+    """
     last_sign = signs.group_by("node").agg(pl.col("start_time").max().alias("last_sign"))
-    found = (
-        known.filter(pl.col("end_time").is_null())
-        .join(recovered, on="node")
-        .join(last_sign, on="node", how="left")
-        .filter(
-            (pl.col("well_at") > pl.col("start_time"))
-            & (pl.col("last_sign").is_null() | (pl.col("well_at") > pl.col("last_sign")))
-        )
-        .with_columns(pl.col("well_at").alias("end_time"))
+    candidates = opened.join(last_sign, on="node", how="left").with_columns(
+        pl.max_horizontal("start_time", "last_sign").alias("since")
     )
-    return found.select(known.columns)
+    ends = (
+        candidates.join(wellness, on="node")
+        .filter(pl.col("ts") > pl.col("since"))
+        .group_by("node", "gpu_uuid", "kind", "start_time")
+        .agg(pl.col("ts").min().alias("ended"))
+    )
+    found = candidates.join(ends, on=["node", "gpu_uuid", "kind", "start_time"])
+    return found.with_columns(pl.col("ended").alias("end_time")).select(opened.columns)

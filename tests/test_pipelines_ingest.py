@@ -8,6 +8,7 @@ from pipelines.faults import derive_faults
 from pipelines.ingest import ingest_telemetry
 from pipelines.job_history import attribute_whole_nodes, consistent_jobs, ingest_jobs, read_jobs, read_live
 from pipelines.labels import derive_labels
+from pipelines.sources import LiveJobs
 from pipelines.spans import due_windows
 from tests.pipelines_world import GPUS, NODES, START, STEP_S, Queue, Recorded, ingest_settings, job, jobs_frame, seconds
 from tests.store_child import open_store
@@ -231,7 +232,20 @@ def test_minutes_and_hours_are_means_of_settled_samples(store):
     assert (store.table_hash("core_gpu_minutes"), store.table_hash("core_gpu_hours")) == hashes
 
 
-def test_a_fatal_xid_is_one_fault_with_an_end(store):
+def faults_after(store, source, *afters):
+    started(store, source)
+    for after in afters:
+        run(store, source, after)
+        derive_minutes(store, "alpha", SETTINGS)
+        derive_faults(store, "alpha", SETTINGS)
+    columns = "node, gpu_uuid, kind, xid, epoch(start_time) AS a, epoch(end_time) AS b"
+    found = store.query(f"SELECT {columns} FROM core_faults ORDER BY start_time")
+    zero = START.timestamp()
+    return [(*row[:4], row[4] - zero, None if row[5] is None else row[5] - zero) for row in found.iter_rows()]
+
+
+@pytest.mark.parametrize("afters", [(620, 1220, 1820, 2420), (2420,)])
+def test_a_fatal_xid_is_one_fault_with_an_end(store, afters):
     source = Recorded()
 
     def break_gpu(frame):
@@ -243,13 +257,39 @@ def test_a_fatal_xid_is_one_fault_with_an_end(store):
     source.edit = break_gpu
     lost = job(1, 0, 10, 405, state="NODE_FAIL")
     ingest_jobs(store, Queue(lost), "alpha", START + seconds(500))
-    started(store, source)
-    for after in (620, 1220, 1820):
-        run(store, source, after)
-        derive_faults(store, "alpha", SETTINGS)
-    found = store.query("SELECT node, gpu_uuid, kind, xid, start_time, end_time FROM core_faults").rows()
-    end = START + seconds(705)
-    assert found == [("n1", "GPU-00", "gpu_fallen_off_bus", 79, START + seconds(405), end)]
+    assert faults_after(store, source, *afters) == [("n1", "GPU-00", "gpu_fallen_off_bus", 79, 405, 720)]
+
+
+@pytest.mark.parametrize("afters", [(1220, 1820, 2420, 3020), (3020,)])
+def test_silence_of_a_gpu_or_a_node_is_a_fault_and_of_everyone_is_not(store, afters):
+    source = Recorded()
+    ingest_jobs(store, Queue(), "alpha", START)
+
+    def silence(frame):
+        at = (pl.col("ts") - START).dt.total_seconds()
+        gpu = (pl.col("gpu_uuid") == "GPU-01") & at.is_between(600, 1199)
+        node = (pl.col("node") == "n2") & (at >= 1500)
+        everyone = at.is_between(1260, 1439)  # an outage of the source
+        short = (pl.col("gpu_uuid") == "GPU-10") & at.is_between(240, 419)
+        return frame.filter(~(gpu | node | everyone | short))
+
+    source.edit = silence
+    assert faults_after(store, source, *afters) == [
+        ("n1", "GPU-01", "gpu_lost", None, 600, 1200),
+        ("n2", "", "node_down", None, 1500, None),
+    ]
+
+
+def test_a_node_out_of_service_that_falls_silent_has_no_fault(store):
+    source, queue = Recorded(), Queue()
+    live = queue.live()
+    drained = live.nodes.with_columns(
+        pl.when(pl.col("node") == "n2").then(pl.lit("IDLE+DRAIN")).otherwise("state").alias("state")
+    )
+    queue.live = lambda: LiveJobs(live.jobs, drained)
+    ingest_jobs(store, queue, "alpha", START)
+    source.edit = lambda frame: frame.filter((pl.col("node") != "n2") | (pl.col("ts") < START + seconds(600)))
+    assert faults_after(store, source, 2420) == []
 
 
 def test_labels_are_made_once_and_closed_later(store):

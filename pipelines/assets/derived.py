@@ -33,6 +33,11 @@ def _derived(table: str, group: str, deps: list[str], fresh_s: float) -> dg.Asse
 DERIVED = [
     _derived("core_gpu_minutes", "core", ["core_gpu_samples"], _HOUR_S),
     _derived("core_gpu_hours", "core", ["core_gpu_minutes"], 3 * _HOUR_S),
-    _derived("core_faults", "core", ["core_gpu_samples", "core_node_samples", "core_jobs"], _HOUR_S),
+    _derived(
+        "core_faults",
+        "core",
+        ["core_gpu_samples", "core_gpu_minutes", "core_node_samples", "core_jobs", "core_nodes"],
+        _HOUR_S,
+    ),
     _derived("feat_labels", "feat", ["core_gpu_samples", "core_jobs", "core_nodes"], 2 * _HOUR_S),
 ]
