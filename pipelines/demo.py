@@ -14,14 +14,14 @@ from pipelines.ingest import Window, write_window
 from pipelines.settings import Settings
 from pipelines.sources import Fetched, gpu_frame, node_frame
 from pipelines.spans import TELEMETRY_MARK, floor_time, split
-from pipelines.steps import ingest_cluster
+from pipelines.steps import ingest_cluster, ingest_jobs_of, publish_cluster
 from pipelines.store import Store
 
 _PIECE = timedelta(hours=1)
 
 
 def load_history(store: Store, settings: Settings, cluster: str, folder: Path, now: datetime) -> int:
-    """Load telemetry and jobs, and derive what is derived from them.
+    """Load jobs and forecast them, then load telemetry and derive what is derived from it.
 
     Args:
         store: The store.
@@ -37,6 +37,9 @@ def load_history(store: Store, settings: Settings, cluster: str, folder: Path, n
         FileNotFoundError: The simulator has not written its past.
         StoreError: The store cannot be written.
     """
+    # Jobs first: forecasts of jobs and windows need nothing else.
+    ingest_jobs_of(store, settings, cluster, now)
+    publish_cluster(store, settings, cluster, now)
     gpu = pl.read_parquet(folder / "telemetry.parquet").sort("ts")
     node = pl.read_parquet(folder / "node.parquet").sort("ts")
     rows = 0
