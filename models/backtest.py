@@ -82,7 +82,8 @@ class BacktestReport:
         for score in self.scores:
             if (score.metric, score.baseline) == (metric, baseline):
                 return score.interval.value
-        raise KeyError(f"no {metric!r} of {baseline or 'the model'!r}; metrics: {', '.join(sorted(self.metrics()))}")
+        of = f"baseline {baseline!r}" if baseline else "the model"
+        raise KeyError(f"no {metric!r} of {of}; metrics: {', '.join(sorted(self.metrics()))}")
 
     def metrics(self) -> set[str]:
         return {score.metric for score in self.scores}

@@ -99,7 +99,7 @@ class FailureForecaster:
         rows = rows[np.lexsort((table.end[rows], table.submit[rows]))]
         if len(rows) > max_labels:
             rows = rows[np.sort(generator.choice(len(rows), max_labels, replace=False))]
-        X = features[rows] if features is not None else matrix_of_rows(prepared, rows)
+        X = features[rows] if features is not None else matrix_of_rows(prepared, rows, threads)
         bad = table.is_bad[rows]
         first = int(len(rows) * (1 - HOLDOUT_SHARE))
         held = np.arange(first, len(rows))

@@ -82,8 +82,10 @@ class Forest:
         generator = np.random.default_rng(seed)
         parts: list[tuple[Any, ...]] = []
         leaves = 0
-        for estimator in grown.estimators_:
-            part = _Tree.of(estimator.tree_, filled, y, generator, leaves)
+        everyone = np.arange(len(y))
+        drawn = grown.estimators_samples_ if draw is not None else [everyone] * size.trees
+        for estimator, rows in zip(grown.estimators_, drawn, strict=True):
+            part = _Tree.of(estimator.tree_, filled[rows], y[rows], generator, leaves)
             leaves += len(part[3])
             parts.append(part)
         feature, threshold, right, samples = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -157,7 +159,7 @@ def _leaf_samples(
     order = shuffled[np.argsort(leaf[shuffled], kind="stable")]
     first = np.searchsorted(leaf[order], np.arange(leaves))
     count = np.bincount(leaf, minlength=leaves)
-    # A leaf that only drawn rows reached is never empty here: X holds every row that was drawn.
+    # No leaf is empty: X holds every row that the tree was grown on.
     slots = first[:, None] + np.arange(LEAF_SAMPLES) % np.maximum(count, 1)[:, None]
     return y[order[np.minimum(slots, len(y) - 1)]].astype(np.float32)
 

@@ -39,6 +39,8 @@ _KERNEL_WEIGHTS = (0.0, 0.15, 0.3, 0.5)
 _MIX_GAIN = 0.995  # another mix must cut the loss to this share of the default's
 _KERNEL = [FEATURES.index(f"kernel_q{round(100 * level):02d}") for level in KERNEL_LEVELS]
 _DISTANCE = FEATURES.index("kernel_distance")
+_REPEATED = [FEATURES.index(name) for name in ("key_last1", "kernel_q45", "key_median", "user_last1")]
+_SNAP = 0.3  # a median this near, in ln, to a past runtime is taken to be a repeat of it
 _NEAR, _FAR = 1.5, 2.5  # distance of the most alike job up to which, and from which on, the kernel counts fully, not
 
 
@@ -90,6 +92,7 @@ class RuntimeForecaster:
         recency: Keyed recency, which speaks for the strata where it did better.
         is_recency: By stratum (`STRATA`): keyed recency speaks.
         conformal: Correction of the pooled curves.
+        is_snapped: Medians near a past runtime of the key or user are moved onto it.
         facts: What the fit saw and chose, for the card.
     """
 
@@ -98,6 +101,7 @@ class RuntimeForecaster:
     recency: KeyedRecency
     is_recency: NDArray[np.bool_]
     conformal: Conformal
+    is_snapped: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -130,7 +134,7 @@ class RuntimeForecaster:
         rows = rows[np.lexsort((table.end[rows], table.submit[rows]))]
         if len(rows) > max_labels:
             rows = rows[np.sort(generator.choice(len(rows), max_labels, replace=False))]
-        X = features[rows] if features is not None else matrix_of_rows(prepared, rows)
+        X = features[rows] if features is not None else matrix_of_rows(prepared, rows, threads)
         y, limit_log = prepared.log_runtime[rows], np.log(table.limit_s[rows])
 
         first = int(len(rows) * (1 - HOLDOUT_SHARE))
@@ -148,20 +152,26 @@ class RuntimeForecaster:
         mix, losses = _choose_mix(samples, X[held], y[held], table.limit_s[rows[held]])
         curves = _pooled(samples, X[held], mix, table.limit_s[rows[held]])
         conformal = Conformal.fit(curves, np.fmin(y[held], limit_log[held]))
+        snapped = _snap(curves, X[held])
+        is_snapped = bool(_median_loss(snapped, y[held]) < _median_loss(curves, y[held]))
+        curves = snapped if is_snapped else curves
         is_recency, choice = _choose_expert(curves, recency, X[held], y[held])
         experts = _Experts.fit(X, y, limit_log, size, seed=seed, threads=threads, ratio_weight=mix[0])
         facts = {
             "rows": len(rows), "holdout_rows": len(held), "seed": seed, "size": asdict(size), "mix": list(mix),
-            "holdout_male": losses, "expert": choice, "recency": recency.name, "recency_male": dict(recency.losses),
+            "is_snapped": is_snapped, "holdout_male": losses, "expert": choice,
+            "recency": recency.name, "recency_male": dict(recency.losses),
         }  # fmt: skip
-        return cls(experts, mix, recency, is_recency, conformal, facts)
+        return cls(experts, mix, recency, is_recency, conformal, is_snapped, facts)
 
     def curves(self, X: Matrix, limit_s: Floats) -> Floats:
         """Quantile curves, ln(seconds), of shape (n, levels), from features and limits (NaN: none)."""
         if not len(X):
             return np.empty((0, len(self.conformal.levels)))
         pooled = _pooled(self.experts.samples(X, np.log(limit_s)), X, self.mix, limit_s)
-        curves = np.where(self.is_recency[stratum(X)][:, None], self.recency.curves(X), self.conformal.apply(pooled))
+        corrected = self.conformal.apply(pooled)
+        corrected = _snap(corrected, X) if self.is_snapped else corrected
+        curves = np.where(self.is_recency[stratum(X)][:, None], self.recency.curves(X), corrected)
         return cap(curves, limit_s)
 
     def forecast(
@@ -203,6 +213,7 @@ class RuntimeForecaster:
             arrays |= forest.to_arrays(f"{name}_") if forest else {}
         described = {
             "features": list(FEATURES), "mix": list(self.mix), "is_recency": self.is_recency.tolist(),
+            "is_snapped": self.is_snapped,
             "usual_limit_log": None if np.isnan(self.experts.usual_limit_log) else self.experts.usual_limit_log,
             "recency": self.recency.to_json(), "facts": self.facts,
         }  # fmt: skip
@@ -227,7 +238,7 @@ class RuntimeForecaster:
         return cls(
             _Experts(run, ratio, np.nan if usual is None else usual), (described["mix"][0], described["mix"][1]),
             KeyedRecency.from_json(described["recency"]), np.asarray(described["is_recency"], dtype=bool),
-            Conformal.from_arrays(arrays, "conformal_"), described["facts"],
+            Conformal.from_arrays(arrays, "conformal_"), described["is_snapped"], described["facts"],
         )  # fmt: skip
 
 
@@ -244,10 +255,10 @@ def check_features(saved: list[str], present: tuple[str, ...]) -> None:
         )
 
 
-def matrix_of_rows(history: JobHistory, rows: NDArray[np.int64]) -> Matrix:
+def matrix_of_rows(history: JobHistory, rows: NDArray[np.int64], threads: int = 1) -> Matrix:
     """Features of rows of a history at their own submits."""
     table = JobTable(history.table.frame[rows])
-    return feature_matrix(table, history, table.submit)
+    return feature_matrix(table, history, table.submit, threads)
 
 
 def remaining_frame(curves: Floats, table: JobTable, moment: int) -> pl.DataFrame:
@@ -284,11 +295,30 @@ def _choose_mix(
     for ratio in _RATIO_WEIGHTS if has_ratio else (0.0,):
         for kernel in _KERNEL_WEIGHTS:
             curves = _pooled(samples, X, (ratio, kernel), limit_s)
-            losses[ratio, kernel] = float(np.abs(curves[:, MEDIAN] - y).mean())
+            losses[ratio, kernel] = _median_loss(curves, y)
     default = DEFAULT_MIX if has_ratio else (0.0, DEFAULT_MIX[1])
     best = min(losses, key=lambda mix: losses[mix])
     chosen = best if losses[best] < _MIX_GAIN * losses[default] else default
     return chosen, {"chosen": losses[chosen], "default": losses[default], "best": losses[best]}
+
+
+def _snap(curves: Floats, X: Matrix) -> Floats:
+    """Curves whose median is moved onto the nearest repeated runtime within `_SNAP`; the rest makes way."""
+    median = curves[:, MEDIAN]
+    gaps = X[:, _REPEATED].astype(np.float64) - median[:, None]
+    distance = np.nan_to_num(np.abs(gaps), nan=np.inf)
+    nearest = np.argmin(distance, axis=1)
+    rows = np.arange(len(curves))
+    moved = np.where(distance[rows, nearest] < _SNAP, median + np.nan_to_num(gaps[rows, nearest]), median)
+    out = curves.copy()
+    out[:, MEDIAN] = moved
+    out[:, :MEDIAN] = np.minimum(out[:, :MEDIAN], moved[:, None])
+    out[:, MEDIAN + 1 :] = np.maximum(out[:, MEDIAN + 1 :], moved[:, None])
+    return out
+
+
+def _median_loss(curves: Floats, y: Floats) -> float:
+    return float(np.abs(curves[:, MEDIAN] - y).mean())
 
 
 def _choose_expert(

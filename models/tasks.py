@@ -55,6 +55,7 @@ class Task(Protocol):
     def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix: ...
     def released(self, table: JobTable) -> Ints: ...
     def configuration(self) -> dict[str, Any]: ...
+    def parameters(self) -> dict[str, Any]: ...
     def fit(
         self, history: JobHistory, at: int, features: Matrix | None, *, seed: int, threads: int, max_labels: int
     ) -> Any: ...
@@ -88,6 +89,9 @@ class RuntimeTask:
         return RuntimeForecaster.fit(
             history, at, features=features, seed=seed, threads=threads, size=self.size, max_labels=max_labels
         )
+
+    def parameters(self) -> dict[str, Any]:
+        return asdict(self)
 
     def from_files(self, files: Mapping[str, bytes]) -> RuntimeForecaster:
         return RuntimeForecaster.from_files(files)
@@ -133,6 +137,9 @@ class WaitTask:
         return WaitForecaster.fit(
             history, at, features=features, seed=seed, threads=threads, size=self.size, max_labels=most
         )
+
+    def parameters(self) -> dict[str, Any]:
+        return asdict(self)
 
     def from_files(self, files: Mapping[str, bytes]) -> WaitForecaster:
         return WaitForecaster.from_files(files)
@@ -189,6 +196,9 @@ class FailureTask:
             history, at, features=features, seed=seed, threads=threads, rounds=self.rounds, max_labels=max_labels
         )
 
+    def parameters(self) -> dict[str, Any]:
+        return asdict(self)
+
     def from_files(self, files: Mapping[str, bytes]) -> FailureForecaster:
         return FailureForecaster.from_files(files)
 
@@ -216,15 +226,18 @@ TASKS: dict[str, type[RuntimeTask | WaitTask | FailureTask]] = {
 }
 
 
-def make_task(name: str) -> Task:
-    """A task of the default configuration.
+def make_task(name: str, parameters: Mapping[str, Any] | None = None) -> Task:
+    """A task of the default configuration, or with the `parameters` that a card recorded.
 
     Raises:
         ValueError: There is no such task; the message lists them.
     """
     if name not in TASKS:
         raise ValueError(f"no job forecast {name!r}; there are: {', '.join(TASKS)}")
-    return TASKS[name]()
+    given = dict(parameters or {})
+    if "size" in given:
+        given["size"] = ForestSize(**given["size"])
+    return TASKS[name](**given)
 
 
 def blocks_of(table: JobTable, rows: Ints) -> NDArray[np.uint64]:

@@ -112,7 +112,8 @@ def train(
     span = [_text(table.submit[rows].min()), _text(released[rows].max())]
     card = {
         "trained_at": at, "cluster": cluster, "features": task.configuration()["features"],
-        "configuration": configuration_id(task), "seed": seed, "max_labels": max_labels, "snapshot_id": snapshot_id,
+        "configuration": configuration_id(task), "parameters": task.parameters(),
+        "seed": seed, "max_labels": max_labels, "snapshot_id": snapshot_id,
         "span": span, "jobs": len(rows), "facts": forecaster.facts, "metrics": judgement.metrics,
         "calibration": judgement.calibration, "decision": judgement.reason,
     }  # fmt: skip
@@ -137,7 +138,7 @@ def train_again(registry: Registry, task_name: str, version: str, *, threads: in
         models.registry.RegistryError: The version or its table is missing or damaged.
     """
     loaded = registry.load(task_name, version, with_tables=True)
-    task = make_task(task_name)
+    task = make_task(task_name, loaded.card["parameters"])
     jobs = pl.read_parquet(io.BytesIO(loaded.files[TABLE]))
     moment = microseconds(datetime.fromisoformat(loaded.card["trained_at"]))
     card = loaded.card

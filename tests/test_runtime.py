@@ -1,0 +1,243 @@
+"""The runtime forecaster: curves that never cross, limits kept, the same from the same seed, modest where it loses."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import polars as pl
+import pytest
+
+from features.job_history import JobHistory, JobTable
+from features.jobs import FEATURES
+from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
+from models.arrays import ArraysError, pack_arrays, unpack_arrays
+from models.calibration import Conformal, Isotonic
+from models.curves import LEVELS, MEDIAN, cap, level_of, pool, read_levels, remaining_s
+from models.forest import Forest, ForestSize
+from models.recency import BASELINES, KeyedRecency, baseline_log
+from models.runtime import RuntimeForecaster, TooFewJobsError, _choose_expert
+from models.scoring import auroc, is_within, is_within_factor, log_error, log_pinball
+
+SMALL = ForestSize(trees=16)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture(scope="module")
+def kth(traces):
+    return pl.read_parquet(traces / "jobs" / "kth-sp2-1996.parquet").sort("submit_time", "job_id")[2_000:6_000]
+
+
+@pytest.fixture(scope="module")
+def at(kth):
+    return kth["submit_time"][3_200]
+
+
+@pytest.fixture(scope="module")
+def forecaster(kth, at):
+    return RuntimeForecaster.fit(kth, at, size=SMALL)
+
+
+@pytest.fixture(scope="module")
+def later(kth, at):
+    return kth.filter(pl.col("submit_time") > at)
+
+
+@pytest.mark.traces
+def test_quantiles_never_cross_and_never_pass_the_limit(forecaster, later, kth):
+    frame = forecaster.forecast(later, kth)
+    assert frame.columns == list(QUANTILE_COLUMNS)
+    values = frame.to_numpy()
+    assert np.isfinite(values).all()
+    assert (np.diff(values, axis=1) >= 0).all()
+    assert (values >= 1).all()
+    assert (values <= later["time_limit_s"].to_numpy()[:, None]).all()
+
+
+@pytest.mark.traces
+def test_beats_the_best_keyed_baseline_and_covers(forecaster, later, kth):
+    quantiles = forecaster.forecast(later, kth).to_numpy()
+    actual = JobTable(later).runtime_s
+    X = np.asarray(forecaster_features(later, kth))
+    best = min(log_error(np.exp(baseline_log(name, X)), actual).mean() for name in BASELINES)
+    assert log_error(quantiles[:, QUANTILES.index(0.5)], actual).mean() < 0.95 * best
+    inside = (actual >= quantiles[:, 1] - 0.5) & (actual <= quantiles[:, 6] + 0.5)
+    assert 0.70 <= inside.mean() <= 0.90
+
+
+def forecaster_features(jobs, history):
+    from features.jobs import job_features
+
+    return job_features(jobs, history).to_numpy()
+
+
+@pytest.mark.traces
+def test_same_seed_same_forecast_whatever_the_threads(forecaster, later, kth, at):
+    again = RuntimeForecaster.fit(kth, at, size=SMALL, threads=2)
+    assert again.to_files() == forecaster.to_files()
+    other = RuntimeForecaster.fit(kth, at, size=SMALL, seed=2)
+    assert not other.forecast(later, kth).equals(forecaster.forecast(later, kth))
+
+
+@pytest.mark.traces
+def test_files_bring_the_same_forecaster_back(forecaster, later, kth):
+    files = forecaster.to_files()
+    assert set(files) == {"runtime.json", "runtime.npz"}
+    assert RuntimeForecaster.from_files(files).forecast(later, kth).equals(forecaster.forecast(later, kth))
+    described = json.loads(files["runtime.json"])
+    described["features"][0] = "phase_of_the_moon"
+    with pytest.raises(ValueError, match="phase_of_the_moon"):
+        RuntimeForecaster.from_files({**files, "runtime.json": json.dumps(described).encode()})
+
+
+@pytest.mark.traces
+def test_a_job_without_limit_or_history_still_gets_a_forecast(forecaster, later, kth):
+    stranger = later[:1].with_columns(user=pl.lit("nobody"), time_limit_s=pl.lit(None, pl.Int64))
+    values = forecaster.forecast(stranger, kth).to_numpy()
+    assert np.isfinite(values).all()
+    assert (np.diff(values) >= 0).all()
+
+
+def test_too_few_jobs_are_refused_with_both_numbers():
+    job = {"job_id": "1", "submit_time": datetime(2026, 1, 1, tzinfo=UTC)}
+    with pytest.raises(TooFewJobsError, match="0 jobs had ended, 50 are needed"):
+        RuntimeForecaster.fit(pl.DataFrame([job]), job["submit_time"] + DAY)
+
+
+@pytest.mark.traces
+def test_remaining_shrinks_with_the_limit_and_equals_the_runtime_at_the_start(forecaster, later, kth):
+    jobs = later[:50]
+    start = jobs["submit_time"].max() + DAY
+    running = jobs.with_columns(start_time=pl.lit(start), end_time=pl.lit(None, jobs.schema["end_time"]))
+    history = JobHistory(kth)
+    at_start = forecaster.remaining(running, history, start).to_numpy()
+    whole = forecaster.forecast(running, history, start).to_numpy()
+    np.testing.assert_allclose(at_start, whole, rtol=1e-6)
+    limit = jobs["time_limit_s"].to_numpy()[:, None]
+    for elapsed_s in (60, 600, 3_600, 40_000):
+        left = forecaster.remaining(running, history, start + timedelta(seconds=elapsed_s)).to_numpy()
+        assert (np.diff(left, axis=1) >= 0).all()
+        assert (left >= 0).all()
+        assert (left <= np.where(limit > elapsed_s, limit - elapsed_s, np.inf) + 1e-6).all()
+    waiting = running.with_columns(start_time=pl.lit(None, jobs.schema["start_time"]))
+    assert forecaster.remaining(waiting, history, start)["q50_s"].null_count() == 50
+
+
+def test_remaining_is_the_conditional_distribution():
+    """Exponential runtimes forget: what is left is distributed as the whole."""
+    levels = np.asarray(LEVELS)
+    curve = np.log(np.maximum(-10_000 * np.log(1 - levels), 1))[None, :]
+    for elapsed_s in (0.0, 1_000.0, 5_000.0):
+        left = remaining_s(curve, np.array([elapsed_s]), np.array([np.nan]), (0.25, 0.5, 0.75))
+        np.testing.assert_allclose(left[0], -10_000 * np.log([0.75, 0.5, 0.25]), rtol=0.15)
+    past = remaining_s(curve, np.array([900_000.0]), np.array([1_000_000.0]))[0]
+    assert (np.diff(past) > 0).all()
+    assert past[-1] <= 100_000
+    assert (remaining_s(curve, np.array([900_000.0]), np.array([500_000.0]))[0] > 0).all(), (
+        "over its limit, still running"
+    )
+
+
+def test_curves_read_back_the_levels_they_were_made_of():
+    samples = np.log(np.arange(1, 1001, dtype=np.float64))[None, :]
+    curves = pool([samples], [np.ones(1)])
+    assert np.exp(curves[0, MEDIAN]) == pytest.approx(500, abs=2)
+    assert level_of(curves, np.log([300.0]))[0] == pytest.approx(0.3, abs=0.01)
+    assert read_levels(curves, [0.8])[0, 0] == pytest.approx(np.log(800), abs=0.01)
+    assert np.exp(cap(curves, np.array([400.0]))).max() == pytest.approx(400)
+    mixed = pool([samples, np.full((1, 3), np.nan)], [np.array([0.5]), np.array([0.5])])
+    np.testing.assert_array_equal(mixed, curves)
+    assert np.isnan(pool([np.full((1, 2), np.nan)], [np.ones(1)])).all()
+
+
+def test_forest_walks_as_scikit_learn_does_and_keeps_what_it_saw():
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(400, 6)).astype(np.float32)
+    y = X[:, 0] * 3 + generator.normal(size=400)
+    size = ForestSize(trees=8, min_leaf=3, feature_share=0.5)
+    forest = Forest.fit(X, y, size, seed=5, threads=1)
+    theirs = ExtraTreesRegressor(8, min_samples_leaf=3, max_features=0.5, random_state=5).fit(X, y).apply(X)
+    ours = forest._walk(X) - forest.roots
+    np.testing.assert_array_equal(ours, theirs)
+    drawn = forest.draw(X)
+    assert drawn.shape == (400, 16)
+    assert np.isin(drawn, y.astype(np.float32)).all()
+    assert np.corrcoef(np.median(drawn, axis=1), y)[0, 1] > 0.8
+    copy = Forest.from_arrays(unpack_arrays(pack_arrays(forest.to_arrays("f_"))), "f_")
+    np.testing.assert_array_equal(copy.draw(X), drawn)
+
+
+def test_arrays_refuse_objects_and_rubbish():
+    with pytest.raises(ArraysError, match="'x' holds Python objects"):
+        pack_arrays({"x": np.array([{}])})
+    packed = pack_arrays({"x": np.arange(3)})
+    assert packed == pack_arrays({"x": np.arange(3)})
+    for rubbish in (b"", b"PK", packed[: len(packed) // 2]):
+        with pytest.raises(ArraysError):
+            unpack_arrays(rubbish)
+    with pytest.raises(ArraysError, match="lacks y; it has x"):
+        unpack_arrays(packed, "y")
+
+
+def test_conformal_repairs_curves_that_are_too_narrow_and_leaves_the_median():
+    generator = np.random.default_rng(0)
+    centre = generator.normal(5, 1, 4_000)
+    actual = centre + generator.normal(0, 1.0, 4_000)
+    from statistics import NormalDist
+
+    narrow = centre[:, None] + 0.4 * np.array([NormalDist().inv_cdf(float(level)) for level in LEVELS])
+    conformal = Conformal.fit(narrow[:2_000], actual[:2_000])
+    fixed = conformal.apply(narrow[2_000:])
+    assert (np.diff(fixed, axis=1) >= 0).all()
+    np.testing.assert_array_equal(fixed[:, MEDIAN], narrow[2_000:, MEDIAN])
+    for level in (0.1, 0.25, 0.75, 0.9, 0.95):
+        share = (actual[2_000:] <= read_levels(fixed, [level])[:, 0]).mean()
+        assert share == pytest.approx(level, abs=0.03)
+    raw = (actual[2_000:] <= read_levels(narrow[2_000:], [0.9])[:, 0]).mean()
+    assert raw < 0.75
+    few = Conformal.fit(narrow[:10], actual[:10])
+    np.testing.assert_allclose(few.apply(narrow[:5]), narrow[:5])
+
+
+def test_isotonic_map_rises_and_calibrates():
+    generator = np.random.default_rng(0)
+    raw = generator.random(5_000)
+    happened = generator.random(5_000) < raw**2
+    fitted = Isotonic.fit(raw, happened)
+    assert (np.diff(fitted.calibrated) >= 0).all()
+    assert np.abs(fitted.apply(np.array([0.3, 0.6, 0.9])) - np.array([0.09, 0.36, 0.81])).max() < 0.05
+    assert 0 < fitted.apply(np.array([0.0]))[0] < fitted.apply(np.array([1.0]))[0] < 1
+    assert Isotonic.fit(raw[:5], happened[:5]).apply(np.array([0.4]))[0] == 0.4
+
+
+def test_keyed_recency_speaks_where_it_did_better():
+    """A worthless model loses the choice, by stratum where there are enough jobs."""
+    X = np.full((400, len(FEATURES)), np.nan, dtype=np.float32)
+    y = np.random.default_rng(0).normal(6, 1, 400)
+    X[:, FEATURES.index("key_last2")] = y + 0.1
+    X[:, FEATURES.index("key_count")] = np.where(np.arange(400) < 200, 1.0, 0.0)
+    X[:, FEATURES.index("user_count")] = 1.0
+    X[200:, FEATURES.index("user_last2")] = y[200:] + 3
+    X[200:, FEATURES.index("key_last2")] = np.nan
+    recency = KeyedRecency("last2_key", np.zeros((3, len(LEVELS))), {})
+    curves = np.tile((y + 1)[:, None], (1, len(LEVELS)))
+    is_recency, named = _choose_expert(curves, recency, X, y)
+    assert is_recency.tolist()[:2] == [True, False]
+    assert named["key"] == "last2_key"
+    assert named["user"] == "model"
+
+
+def test_scores_against_hand_and_scikit_learn():
+    from sklearn.metrics import roc_auc_score
+
+    forecast, actual = np.array([100.0, 10.0, 0.2]), np.array([125.0, 100.0, 0.5])
+    np.testing.assert_allclose(log_error(forecast, actual), [np.log(1.25), np.log(10), 0.0])
+    assert is_within(forecast, actual, 0.25).tolist() == [True, False, False]
+    assert is_within_factor(forecast, actual, 2.0).tolist() == [True, False, True]
+    pinball = log_pinball(np.exp(np.array([[1.0, 3.0]])), np.exp(np.array([2.0])), (0.1, 0.9))
+    assert pinball[0] == pytest.approx((0.1 * 1 + 0.1 * 1) / 2)
+    generator = np.random.default_rng(0)
+    score, happened = generator.integers(0, 5, 200) / 4, generator.random(200) < 0.3
+    assert auroc(score, happened) == pytest.approx(roc_auc_score(happened, score))
+    assert auroc(score, np.zeros(200)) is None
