@@ -14,6 +14,7 @@ from tests.pipelines_world import GPUS, NODES, START, STEP_S, Queue, Recorded, i
 from tests.store_child import open_store
 
 SETTINGS = ingest_settings()
+WIDE = ingest_settings(window_s=600)  # fewer transactions where windows are not the question
 PER_WINDOW = 300 // STEP_S * len(NODES) * GPUS
 SAMPLE_TABLES = ("raw_gpu_samples", "core_gpu_samples", "core_node_samples", "core_data_quality")
 
@@ -30,8 +31,8 @@ def started(store, source, at=START):
     assert store.mark("alpha", "telemetry") == at
 
 
-def run(store, source, after_s, **options):
-    return ingest_telemetry(store, source, "alpha", SETTINGS, START + seconds(after_s), **options)
+def run(store, source, after_s, settings=SETTINGS, **options):
+    return ingest_telemetry(store, source, "alpha", settings, START + seconds(after_s), **options)
 
 
 def count(store, table="core_gpu_samples", where="true"):
@@ -209,10 +210,10 @@ def test_samples_get_the_job_that_had_the_whole_node(store):
 def test_minutes_and_hours_are_means_of_settled_samples(store):
     source = Recorded()
     started(store, source)
-    run(store, source, 7520)
+    run(store, source, 9020, ingest_settings(window_s=1800))
     made = derive_minutes(store, "alpha", SETTINGS)
-    assert made.until == START + seconds(7500 - 60)
-    assert made.rows == 124 * len(NODES) * GPUS
+    assert made.until == START + seconds(9000 - 60)
+    assert made.rows == 149 * len(NODES) * GPUS
     raw = store.query("SELECT * FROM core_gpu_samples WHERE ts < ?", [made.until])
     expected = (
         raw.group_by(pl.col("ts").dt.truncate("1m"), "gpu_uuid")
@@ -225,8 +226,10 @@ def test_minutes_and_hours_are_means_of_settled_samples(store):
     assert derive_hours(store, "alpha", SETTINGS).rows == 2 * len(NODES) * GPUS
     assert derive_minutes(store, "alpha", SETTINGS).rows == 0
     hashes = store.table_hash("core_gpu_minutes"), store.table_hash("core_gpu_hours")
-    run(store, source, 7520, since=START + seconds(3000))  # reading again makes them again
-    assert store.mark("alpha", "core_gpu_minutes") == START + seconds(3000)
+    run(
+        store, source, 9020, ingest_settings(window_s=1800), since=START + seconds(3600)
+    )  # reading again makes them again
+    assert store.mark("alpha", "core_gpu_minutes") == START + seconds(3600)
     derive_minutes(store, "alpha", SETTINGS)
     derive_hours(store, "alpha", SETTINGS)
     assert (store.table_hash("core_gpu_minutes"), store.table_hash("core_gpu_hours")) == hashes
@@ -235,7 +238,7 @@ def test_minutes_and_hours_are_means_of_settled_samples(store):
 def faults_after(store, source, *afters):
     started(store, source)
     for after in afters:
-        run(store, source, after)
+        run(store, source, after, WIDE)
         derive_minutes(store, "alpha", SETTINGS)
         derive_faults(store, "alpha", SETTINGS)
     columns = "node, gpu_uuid, kind, xid, epoch(start_time) AS a, epoch(end_time) AS b"
@@ -300,8 +303,8 @@ def test_labels_are_made_once_and_closed_later(store):
     )
     started(store, source)
     seen = []
-    for after in (2120, 2720, 3920):
-        run(store, source, after)
+    for after in (2420, 3020, 4220):
+        run(store, source, after, WIDE)
         derive_labels(store, "alpha", SETTINGS)
         found = store.query("SELECT gpu_uuid, onset_time, clear_time FROM feat_labels WHERE NOT is_censored").rows()
         seen.append(found)
