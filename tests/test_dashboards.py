@@ -298,10 +298,10 @@ def test_hints_expire_in_the_browser_when_nobody_answers(site):
     site.open("/bottlenecks", "document.querySelectorAll('#bottlenecks-table tbody tr').length === 1")
     site.run("document.body.dataset.lostS = 2")
     site.is_gone = True
-    site.until("document.querySelector('#bottlenecks-list .expiring').classList.contains('expired')", 5)
+    site.until("!document.getElementById('link-lost').hidden", 8)
+    site.until("document.querySelector('#bottlenecks-list .expiring').classList.contains('expired')", 8)
     assert "Expired: nothing is shown as valid" in site.text("#bottlenecks-list")
     assert not site.run("return document.getElementById('bottlenecks-table').checkVisibility()")
-    site.until("!document.getElementById('link-lost').hidden", 5)
     assert "has not answered for" in site.text("#link-lost")
     assert site.text("#link-state") == "No answer"
 
