@@ -15,7 +15,7 @@ from features.labels import label_bottlenecks
 from features.thresholds import ThresholdBook
 from features.vocabulary import GPU_KEYS, GPU_QUANTITIES
 from pipelines.derive import Derived
-from pipelines.job_history import read_jobs, read_nodes
+from pipelines.job_history import read_jobs, read_nodes, running_jobs
 from pipelines.settings import IngestSettings
 from pipelines.spans import derived_from, floor_time, settled_until, split
 from pipelines.store import Store, Writer
@@ -26,6 +26,7 @@ _FUTURE = timedelta(minutes=2)  # until it is known whether a condition held
 _OPEN = timedelta(hours=6)  # conditions that lasted at the end of a span are looked at again this long
 _STEP = timedelta(minutes=5)
 _PIECE = timedelta(hours=2)
+MAX_SAMPLES = 3_000_000  # rows held at once: about 1 GB with what the rules make of them
 _COLUMNS = tuple(name for name in INPUTS if name in GPU_QUANTITIES)
 
 
@@ -51,9 +52,13 @@ def derive_labels(
     book = ThresholdBook.from_nodes(read_nodes(store, cluster))
     for first, last in split(begin, end, _PIECE):
         since = _first_open(store, cluster, first)
-        samples = _samples(store, cluster, since - _PAST, last + _FUTURE)
         jobs = read_jobs(store, cluster, since - _PAST)
-        labels = label_bottlenecks(samples, jobs, book) if not samples.is_empty() else None
+        parts = []
+        for nodes in node_batches(store, cluster, since - _PAST, last + _FUTURE, MAX_SAMPLES):
+            samples = _samples(store, cluster, since - _PAST, last + _FUTURE, nodes)
+            parts.append(label_bottlenecks(samples, jobs, book))
+            del samples
+        labels = pl.concat(parts) if parts else None
 
         def work(
             writer: Writer, since: datetime = since, last: datetime = last, labels: pl.DataFrame | None = labels
@@ -81,8 +86,59 @@ def _first_open(store: Store, cluster: str, begin: datetime) -> datetime:
     return min(found["at"][0] or begin, begin)
 
 
-def _samples(store: Store, cluster: str, begin: datetime, end: datetime) -> pl.DataFrame:
+def node_batches(store: Store, cluster: str, begin: datetime, end: datetime, most: int) -> list[list[str] | None]:
+    """Nodes whose samples are labelled together: all at once where they fit, else the nodes of shared jobs together.
+
+    Peers are compared within a job, so no job may be cut in two; one that is larger than `most` rows stays whole.
+
+    Args:
+        store: The store.
+        cluster: Name of the cluster.
+        begin: Start of the samples.
+        end: End of the samples.
+        most: Rows held at once.
+
+    Returns:
+        Lists of nodes, or `[None]` for all of them; empty when there are no samples.
+    """
+    counts = dict(
+        store.query(
+            'SELECT node, count(*) AS n FROM core_gpu_samples WHERE "cluster" = ? AND ts >= ? AND ts < ? GROUP BY node',
+            [cluster, begin, end],
+        ).iter_rows()
+    )
+    if sum(counts.values()) <= most:
+        return [None] if counts else []
+    group = {node: node for node in counts}
+
+    def root(node: str) -> str:
+        while group[node] != node:
+            group[node] = group[group[node]]
+            node = group[node]
+        return node
+
+    for nodes in running_jobs(store, cluster, begin, end)["node_list"]:
+        known = [node for node in nodes.split(",") if node in group]
+        for node in known[1:]:
+            group[root(node)] = root(known[0])
+    members: dict[str, list[str]] = {}
+    for node in sorted(counts):
+        members.setdefault(root(node), []).append(node)
+    batches: list[list[str] | None] = []
+    batch, rows = [], 0
+    for together in members.values():
+        size = sum(counts[node] for node in together)
+        if batch and rows + size > most:
+            batches.append(batch)
+            batch, rows = [], 0
+        batch, rows = batch + together, rows + size
+    return [*batches, batch]
+
+
+def _samples(store: Store, cluster: str, begin: datetime, end: datetime, nodes: list[str] | None) -> pl.DataFrame:
     names = ", ".join((*GPU_KEYS, *_COLUMNS))
+    chosen = "" if nodes is None else " AND node = ANY(?)"
     return store.query(
-        f'SELECT {names} FROM core_gpu_samples WHERE "cluster" = ? AND ts >= ? AND ts < ?', [cluster, begin, end]
+        f'SELECT {names} FROM core_gpu_samples WHERE "cluster" = ? AND ts >= ? AND ts < ?{chosen}',
+        [cluster, begin, end, *([] if nodes is None else [nodes])],
     )

@@ -1,7 +1,7 @@
 """Nightly retraining: reads what a task learns from at one snapshot, trains it, and keeps the scores.
 
-How a model is fitted, judged and promoted stands in `models/training.py`; this module only feeds it and writes down
-what it says. One task of one cluster at a time: what is read for one is let go before the next.
+How a model is fitted, judged and promoted stands in `models/training*.py`; this module only feeds them and writes down
+what they say. One task of one cluster at a time: what is read for one is let go before the next.
 """
 
 from __future__ import annotations
@@ -121,17 +121,37 @@ def _faults(reader: Reader, _: Settings, cluster: str, now: datetime) -> dict[st
 
 
 def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) -> dict[str, Any]:
+    from models.training_hardware import MAX_SAMPLES
+
     since = now - timedelta(hours=settings.training.telemetry_hours)
+    nodes = sampled_nodes(reader, cluster, since, now, MAX_SAMPLES, settings.training.seed)
+    chosen = "" if nodes is None else " AND node = ANY(?)"
+    parameters = [cluster, since, now, *([] if nodes is None else [nodes])]
+    where = f'WHERE "cluster" = ? AND ts >= ? AND ts < ?{chosen}'
     names = ", ".join((*GPU_KEYS, *(name for name in INPUTS if name in GPU_QUANTITIES)))
-    samples = reader.query(
-        f'SELECT {names} FROM core_gpu_samples WHERE "cluster" = ? AND ts >= ? AND ts < ? ORDER BY gpu_uuid, ts',
-        [cluster, since, now],
-    )
+    interval_s = settings.cluster(cluster).exporter_interval_s
     return {
-        "samples": samples,
+        "samples": reader.query(f"SELECT {names} FROM core_gpu_samples {where} ORDER BY gpu_uuid, ts", parameters),
+        "node_samples": reader.query(f"SELECT * FROM core_node_samples {where} ORDER BY node, ts", parameters),
         "jobs": read_jobs(reader, cluster, since),
         "nodes": read_nodes(reader, cluster),
+        "stale_s": 2 * interval_s + 5.0,  # as the nowcast sees peers
     }
+
+
+def sampled_nodes(
+    reader: Reader, cluster: str, begin: datetime, end: datetime, most: int, seed: int
+) -> list[str] | None:
+    """Nodes to learn from, drawn at random when all samples would be more than `most` rows; None: all of them."""
+    counts = reader.query(
+        'SELECT node, count(*) AS n FROM core_gpu_samples WHERE "cluster" = ? AND ts >= ? AND ts < ? '
+        "GROUP BY node ORDER BY node",
+        [cluster, begin, end],
+    )
+    if counts.is_empty() or counts["n"].sum() <= most:
+        return None
+    drawn = counts.sample(fraction=1.0, shuffle=True, seed=seed)
+    return drawn.filter(pl.col("n").cum_sum() <= most)["node"].to_list()
 
 
 # Imported when a task is trained: each brings its libraries, and a night trains one after another.
@@ -139,8 +159,8 @@ _TRAINERS = {
     "runtime": ("models.training", "train_runtime"),
     "wait": ("models.training", "train_wait"),
     "job_failure": ("models.training", "train_job_failure"),
-    "node_failure": ("models.training", "train_node_failure"),
-    "bottleneck": ("models.training", "train_bottleneck"),
+    "node_failure": ("models.training_hardware", "train_node_failure"),
+    "bottleneck": ("models.training_hardware", "train_bottleneck"),
 }
 _READ: dict[str, Callable[[Reader, Settings, str, datetime], dict[str, Any]]] = {
     "runtime": _jobs,

@@ -7,7 +7,7 @@ from pipelines.derive import derive_hours, derive_minutes
 from pipelines.faults import derive_faults
 from pipelines.ingest import ingest_telemetry
 from pipelines.job_history import attribute_whole_nodes, consistent_jobs, ingest_jobs, read_jobs, read_live
-from pipelines.labels import derive_labels
+from pipelines.labels import derive_labels, node_batches
 from pipelines.sources import LiveJobs
 from pipelines.spans import due_windows
 from tests.pipelines_world import GPUS, NODES, START, STEP_S, Queue, Recorded, ingest_settings, job, jobs_frame, seconds
@@ -312,3 +312,15 @@ def test_labels_are_made_once_and_closed_later(store):
     assert seen[0] == [("GPU-01", onset, None)]
     assert seen[-1] == [("GPU-01", onset, START + seconds(2715))]
     assert derive_labels(store, "alpha", SETTINGS).rows == 0
+
+
+def test_large_clusters_are_labelled_in_batches_that_cut_no_job(store):
+    source = Recorded()
+    started(store, source)
+    run(store, source, 320)
+    span = (START, START + seconds(300))
+    assert node_batches(store, "alpha", *span, 1000) == [None]
+    assert node_batches(store, "alpha", *span, PER_WINDOW // 2) == [["n1"], ["n2"]]
+    ingest_jobs(store, Queue(job(1, 0, 10, state="RUNNING", nodes=NODES, gpus=4)), "alpha", START + seconds(400))
+    assert node_batches(store, "alpha", *span, PER_WINDOW // 2) == [["n1", "n2"]]
+    assert node_batches(store, "alpha", START + seconds(900), START + seconds(950), 10) == []

@@ -12,13 +12,13 @@ from features.vocabulary import QUANTILE_COLUMNS, schema
 from models.registry import Registry
 from pipelines.job_history import ingest_jobs
 from pipelines.publish import job_forecasts, load_journal, node_risks, publish_jobs, publish_node_risks
-from pipelines.retrain import retrain_task
+from pipelines.retrain import retrain_task, sampled_nodes
 from pipelines.settings import parse_settings
 from pipelines.steps import publish_jobs_of, retrain_of
 from scheduler_hints.journal import Journal, journal_files
 from scheduler_hints.schema import Bottleneck, JobForecast, NodeRisk, ReservationPlan, Window
 from scheduler_hints.snapshot import Publisher, read_snapshot, snapshot_path
-from tests.pipelines_world import START, Queue, job, jobs_frame, seconds
+from tests.pipelines_world import START, Queue, job, jobs_frame, samples, seconds
 from tests.store_child import open_store
 
 
@@ -221,6 +221,25 @@ def test_a_task_is_trained_on_one_snapshot_and_its_scores_are_kept(store, settin
     assert Registry(settings.registry / "alpha").champion("job_failure") == (
         report.version if report.promoted else None
     )
+
+
+def test_learning_draws_nodes_when_samples_are_too_many(store):
+    frame = samples(START, START + seconds(60)).with_columns(cluster=pl.lit("alpha"))
+    store.transact(lambda w: w.append("core_gpu_samples", frame))
+    span = (START, START + seconds(60))
+    with store.reader() as reader:
+        assert sampled_nodes(reader, "alpha", *span, frame.height, 1) is None
+        drawn = sampled_nodes(reader, "alpha", *span, frame.height // 2, 1)
+        assert len(drawn) == 1
+        assert drawn == sampled_nodes(reader, "alpha", *span, frame.height // 2, 1)
+
+
+@pytest.mark.parametrize("task", ["bottleneck", "node_failure"])
+def test_hardware_tasks_without_history_keep_their_baselines(store, settings, task):
+    ingest_jobs(store, Queue(), "alpha", START)
+    report = retrain_of(store, settings, "alpha", task, START)
+    assert (report.error, report.version, report.promoted) == (None, None, False)
+    assert "stays" in report.reason
 
 
 def test_too_little_history_and_a_failing_task_are_said_and_hinder_nobody(store, settings, monkeypatch):
