@@ -35,10 +35,11 @@ PACE_PER_S = 300
 CONNECTIONS = 4
 PACED_S = 10.0
 PUBLISH_EVERY_S = 5.0
+SELDOM = 4
 
 
 def publish(root: Path, seed: int = 1) -> None:
-    """200 bottlenecks, 500 windows, 700 node risks, 5,000 jobs."""
+    """200 bottlenecks and 500 windows, and with every fourth seed 700 node risks and 5,000 jobs."""
     from scheduler_hints.schema import Bottleneck, JobForecast, NodeRisk, Quantiles, Window
     from scheduler_hints.snapshot import Publisher
 
@@ -69,9 +70,9 @@ def publish(root: Path, seed: int = 1) -> None:
         for i in range(5_000)
     ]  # fmt: skip
     publisher = Publisher(root, CLUSTER)
-    for kind, items in (
-        ("bottlenecks", bottlenecks), ("backfill-windows", windows), ("node-risks", risks), ("jobs", jobs),
-    ):  # fmt: skip
+    every_tick: list[tuple[Any, Any]] = [("bottlenecks", bottlenecks), ("backfill-windows", windows)]
+    seldom: list[tuple[Any, Any]] = [("node-risks", risks), ("jobs", jobs)]
+    for kind, items in every_tick + (seldom if seed % SELDOM == 1 else []):
         publisher.publish(
             kind, items, ttl_s=600, data_age_s=rng.uniform(1, 3), model_versions={"runtime": "runtime-1"},
             actionable_horizon_s=60.0,
@@ -227,7 +228,10 @@ def pace(port: int, requests: Sequence[tuple[str, str]], seconds: float) -> list
 
 @contextmanager
 def neighbour(root: Path) -> Generator[None]:
-    """A process that publishes anew every few seconds and keeps a core busy for a fifth of the time."""
+    """A process that publishes as a nowcast does and keeps a core busy for a fifth of the time.
+
+    Bottlenecks and windows come anew every tick; jobs and node risks every fourth (in real life: every few minutes).
+    """
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.api", "neighbour", str(root)], cwd=ROOT)
     try:
         yield

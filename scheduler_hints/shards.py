@@ -31,8 +31,7 @@ Key = tuple[str, str]
 Condition = Literal["fresh", "expired", "missing", "unreadable"]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One hint: decoded for filters, encoded for answers, and when it expires (CLOCK_BOOTTIME, s)."""
 
     item: Any
@@ -133,6 +132,7 @@ def load_shard(data: bytes, cluster: str, kind: str, origin: str | Path, now_s: 
         )
     deadline_s = now_s + left_s
     decode = _decoders[kind].decode
+    has_age = "generated_at" in SHAPES[kind].__struct_fields__
     rows: list[Row] = []
     jobs: dict[str, Row] = {}
     for count, raw in enumerate(whole.items, 1):
@@ -140,7 +140,7 @@ def load_shard(data: bytes, cluster: str, kind: str, origin: str | Path, now_s: 
             time.sleep(_PAUSE_S)
         try:
             item = decode(raw)
-            row = Row(item, bytes(raw), deadline_s - _lag_s(item, whole))
+            row = Row(item, bytes(raw), deadline_s - _lag_s(item, whole) if has_age else deadline_s)
         except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
             continue
         rows.append(row)
@@ -166,7 +166,4 @@ def _is_ahead(whole: Snapshot, now_wall: datetime, now_s: float) -> bool:
 
 def _lag_s(item: Any, whole: Snapshot) -> float:
     """How much older a hint is than the snapshot that carries it: a forecast published again does not live anew."""
-    generated_at = getattr(item, "generated_at", None)
-    if generated_at is None:
-        return 0.0
-    return max(0.0, (whole.generated_at - generated_at).total_seconds())
+    return max(0.0, (whole.generated_at - item.generated_at).total_seconds())
