@@ -70,11 +70,11 @@ def horizon(asked: Filters) -> int:
     return int(asked.get("horizon_s") or HORIZONS_S[-1])
 
 
-def select(hints: HintList, asked: Filters) -> Foreseen:
-    """Bottlenecks that pass the filters of the address."""
+def select(hints: HintList, asked: Filters, *, any_class: bool = False) -> Foreseen:
+    """Bottlenecks that pass the filters of the address; `any_class` leaves out the one by class."""
     return foresight.select(
         hints.items,
-        bottleneck_class=asked.get("class"),
+        bottleneck_class=None if any_class else asked.get("class"),
         horizon_s=horizon(asked),
         min_probability=asked.number("min_probability", 0.0),
         node=asked.get("node"),
@@ -200,7 +200,7 @@ def _parts(context: Context, read: _Read, foreseen: Foreseen) -> dict[str, Any]:
     active: Any = _unknown()
     exports: dict[str, Any] = {"bottlenecks-csv": None, "bottlenecks-risks-csv": None}
     if hints.is_valid:
-        classes = _expiring(class_table(foreseen, asked), hints)
+        classes = _expiring(class_table(select(hints, asked, any_class=True), asked), hints)
         active = _expiring(active_table(foreseen, indices, asked, several=read.several), hints)
         search = asked.search(colour=None, rows=None)
         exports["bottlenecks-csv"] = csv_link(f"/export/bottlenecks.csv{search}", "bottlenecks")

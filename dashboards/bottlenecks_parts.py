@@ -388,13 +388,7 @@ def risk_table(hints: HintList, asked: Filters, now: datetime, *, several: bool)
             ]
         )
     made = table(columns, rows, caption="Nodes most at risk of a hardware fault", id="risk-table")
-    note: list[Any] = [
-        "Made ",
-        age(hints.generated_at, now),
-        ". ",
-        model_line(versions),
-        " Bars: of each column's largest.",
-    ]
+    note: list[Any] = ["Made ", made_at, ". ", model_line(versions)]
     if len(risks) > _RISKS:
         note.insert(0, f"The {_RISKS} most at risk of {len(risks):,}; the CSV has all. ")
     return [made, html.P(note, className="note under")]
