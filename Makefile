@@ -31,7 +31,7 @@ bench: install
 
 # Hashes pin each file; no index address is recorded.
 lock:
-	uv pip compile --universal --generate-hashes --no-strip-extras --no-emit-index-url --extra dev pyproject.toml -o requirements.lock --upgrade
+	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --universal --generate-hashes --no-strip-extras --no-emit-index-url --extra dev pyproject.toml -o requirements.lock --upgrade
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
+from features.vocabulary import TABLES
 from pipelines.ingest import Window, write_window
 from pipelines.settings import Settings
 from pipelines.sources import Fetched, gpu_frame, node_frame
@@ -40,6 +41,7 @@ def load_history(store: Store, settings: Settings, cluster: str, folder: Path, n
     # Jobs first: forecasts of jobs and windows need nothing else.
     ingest_jobs_of(store, settings, cluster, now)
     publish_cluster(store, settings, cluster, now)
+    _load_faults(store, cluster, folder)
     gpu = pl.read_parquet(folder / "telemetry.parquet").sort("ts")
     node = pl.read_parquet(folder / "node.parquet").sort("ts")
     rows = 0
@@ -55,3 +57,12 @@ def load_history(store: Store, settings: Settings, cluster: str, folder: Path, n
             ]
     ingest_cluster(store, settings, cluster, now)
     return rows
+
+
+def _load_faults(store: Store, cluster: str, folder: Path) -> None:
+    """Node faults from before the first sample; later ones are found in the samples."""
+    first = pl.scan_parquet(folder / "telemetry.parquet").select(pl.col("ts").min()).collect().item()
+    faults = pl.read_parquet(folder / "faults.parquet").with_columns(pl.lit(cluster).alias("cluster"))
+    earlier = faults.filter(pl.col("start_time") < first) if first is not None else faults
+    known = [name for name in TABLES["core_faults"].columns if name in earlier.columns]
+    store.transact(lambda w: w.upsert("core_faults", earlier.select(known)))

@@ -47,7 +47,7 @@ class Cluster(_Section):
     )
     scrape_timeout_s: Seconds = Field(10, description="Time-out of one scrape, s.")
     telemetry_path: str = Field("", description='Canonical telemetry Parquet, for `telemetry = "trace"`.')
-    jobs_path: str = Field("", description="sacct text for `sacct-file`, canonical Parquet or SWF for `trace`.")
+    jobs_path: str = Field("", description="sacct text, canonical Parquet, SWF, or Slurm's job completion file.")
     slurm_conf: str = Field("", description="SLURM_CONF for the Slurm commands; empty: their own default.")
     slurm_bin: str = Field("", description="Folder of sacct, squeue, scontrol; empty: found on PATH.")
     slurm_timeout_s: Seconds = Field(30, description="Time-out of one Slurm command, s.")

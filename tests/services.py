@@ -46,6 +46,7 @@ PACKAGES = {
     "sacctmgr": "slurm-wlm",
     "slurmdbd": "slurmdbd",
     "munged": "munge",
+    "openssl": "openssl",
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
     "chromium": "chromium",
