@@ -100,7 +100,9 @@ def _live(jobs: pl.DataFrame, at: datetime, forecaster: RuntimeForecaster) -> No
     from pathlib import Path
 
     known = as_of(jobs.filter(pl.col("submit_time") > at - timedelta(days=90)), at)
-    live = known.filter(pl.col("state").is_in(["PENDING", "RUNNING"]))[-1_000:]
+    unknown = pl.lit(None, known.schema["start_time"])
+    live = known[-1_000:].with_columns(start_time=unknown, end_time=unknown, state=pl.lit("PENDING"))
+    known = pl.concat([known[:-1_000], live])
     with tempfile.TemporaryDirectory() as folder:
         registry = Registry(Path(folder))
         registry.promote("runtime", registry.save("runtime", forecaster.to_files(), {"trained_at": at}), "benchmark")

@@ -172,7 +172,9 @@ def compare(
     scores = []
     for name, judged in (("", model), *baselines.items()):
         for metric, values in judged.metrics.items():
-            scores.append(Score(metric, name, mean_interval(values, blocks, draws=draws, seed=seed), len(values)))
+            known = int((~np.isnan(values)).sum())
+            if known:
+                scores.append(Score(metric, name, mean_interval(values, blocks, draws=draws, seed=seed), known))
         if judged.score is not None:
             area = auroc(judged.score, bad)
             if area is not None:

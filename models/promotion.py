@@ -111,7 +111,9 @@ def block_bootstrap(
 
 
 def mean_interval(losses: NDArray[Any], blocks: NDArray[Any], *, draws: int = DRAWS, seed: int = 1) -> Interval:
-    """Mean of a loss with its block-bootstrap interval."""
+    """Mean of a loss with its block-bootstrap interval; rows where it is NaN are left out."""
+    known = ~np.isnan(losses)
+    losses, blocks = losses[known], blocks[known]
     return block_bootstrap([losses, np.ones(len(losses))], blocks, lambda s, n: s / n, draws=draws, seed=seed)
 
 

@@ -19,6 +19,7 @@ from features.jobs import FEATURES, feature_matrix
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
 from models import failure, recency, wait
 from models.calibration import level_table, reliability
+from models.curves import remaining_s
 from models.failure import FailureForecaster
 from models.forest import ForestSize
 from models.runtime import RuntimeForecaster
@@ -29,6 +30,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Matrix = NDArray[np.float32]
 
+ELAPSED_S = (60.0, 600.0, 3600.0)  # the time left is judged after these
 _Q10, _Q90 = QUANTILE_COLUMNS.index("q10_s"), QUANTILE_COLUMNS.index("q90_s")
 
 
@@ -97,14 +99,21 @@ class RuntimeTask:
         return RuntimeForecaster.from_files(files)
 
     def judge(self, forecaster: RuntimeForecaster, X: Matrix, table: JobTable, rows: Ints) -> Judged:
-        quantiles = forecaster.quantiles(X, table.limit_s[rows]).to_numpy()
-        return Judged(_durations(quantiles, table.runtime_s[rows]))
+        limit_s, actual = table.limit_s[rows], table.runtime_s[rows]
+        quantiles = forecaster.quantiles(X, limit_s).to_numpy()
+        curves = forecaster.curves(X, limit_s)
+        left = {e: remaining_s(curves, np.full(len(rows), e), limit_s, (0.5,))[:, 0] for e in ELAPSED_S}
+        return Judged(_durations(quantiles, actual) | _remaining(left, actual))
 
     def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
-        actual = table.runtime_s[rows]
-        return {
-            name: Judged(duration_scores(np.exp(recency.baseline_log(name, X)), actual)) for name in recency.BASELINES
-        }
+        actual, limit_s = table.runtime_s[rows], table.limit_s[rows]
+        found = {}
+        for name in recency.BASELINES:
+            point = np.exp(recency.baseline_log(name, X))
+            # A point that has passed is doubled until the limit, as schedulers correct their predictions.
+            left = {e: np.fmin(np.where(point > e, point, 2 * e), limit_s) - e for e in ELAPSED_S}
+            found[name] = Judged(duration_scores(point, actual) | _remaining(left, actual))
+        return found
 
     def calibration(
         self, forecaster: RuntimeForecaster, X: Matrix, table: JobTable, rows: Ints
@@ -253,6 +262,16 @@ def _matrix(make: Any, history: JobHistory, rows: Ints | None) -> Matrix:
         return make(table, history, table.submit)
     part = JobTable(table.frame[rows])
     return make(part, history, part.submit)
+
+
+def _remaining(left_s: Mapping[float, Floats], actual_s: Floats) -> dict[str, Floats]:
+    """|ln| error of the time left at each elapsed time, NaN for jobs that had ended by then."""
+    return {
+        f"remaining_male_{elapsed:.0f}s": np.where(
+            actual_s > elapsed, log_error(left, np.maximum(actual_s - elapsed, 1.0)), np.nan
+        )
+        for elapsed, left in left_s.items()
+    }
 
 
 def _durations(quantiles_s: Floats, actual_s: Floats) -> dict[str, Floats]:

@@ -116,6 +116,7 @@ def train(
         "seed": seed, "max_labels": max_labels, "snapshot_id": snapshot_id,
         "span": span, "jobs": len(rows), "facts": forecaster.facts, "metrics": judgement.metrics,
         "calibration": judgement.calibration, "decision": judgement.reason,
+        "summary": _summary(task, len(rows), judgement),
     }  # fmt: skip
     version = registry.save(task.name, {**forecaster.to_files(), TABLE: _parquet(seen)}, card)
     if judgement.promote:
@@ -307,6 +308,17 @@ def _only_cluster(jobs: pl.DataFrame) -> str:
     if len(names) > 1:
         raise ValueError(f"jobs of several clusters ({', '.join(sorted(names)[:5])}): train each by itself")
     return names[0] if names else ""
+
+
+def _summary(task: Task, jobs: int, judgement: _Judgement) -> str:
+    """One line for lists of versions."""
+    found = {(item["metric"], item["baseline"]): item["value"] for item in judgement.metrics}
+    losses = {name: value for (metric, name), value in found.items() if metric == task.primary and value is not None}
+    if "" not in losses:
+        return f"{jobs} jobs, not judged"
+    own = losses.pop("")
+    best = min(losses, key=lambda name: losses[name])
+    return f"{jobs} jobs, {task.primary} {own:.3f} ({best} {losses[best]:.3f})"
 
 
 def _no_scores() -> pl.DataFrame:

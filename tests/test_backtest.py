@@ -64,10 +64,12 @@ def test_runtime_report_holds_model_baselines_and_intervals(runtime_report):
         for baseline in ("", "limit", "last2_user", "last2_key", "median_user", "median_key"):
             assert np.isfinite(report.value(metric, baseline))
     assert 0.7 < report.value("coverage_80") < 0.9
+    for elapsed in (60, 600, 3600):
+        assert report.value(f"remaining_male_{elapsed}s") < report.value(f"remaining_male_{elapsed}s", "limit")
     assert {"male_key", "male_user", "pinball"} <= report.metrics()
     assert [row["forecast"] for row in report.calibration] == [0.05, 0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95]
     assert all(abs(row["observed"] - row["forecast"]) < 0.12 for row in report.calibration)
-    with pytest.raises(KeyError, match="no 'rmse' of the model; metrics: coverage_80"):
+    with pytest.raises(KeyError, match="no 'rmse' of the model; metrics: coverage_80, mae_s"):
         report.value("rmse")
 
 

@@ -49,6 +49,7 @@ def test_a_model_that_beats_the_best_baseline_is_promoted(trained):
     card = registry.load("runtime").card
     assert card["snapshot_id"] == 17
     assert card["metrics"]
+    assert "jobs, male" in card["summary"]
     assert card["calibration"]
     assert card["span"][0] < card["span"][1]
     assert "training.parquet" in card["files"]
