@@ -191,6 +191,9 @@ class _Run:
         env = dagster_environment(self.settings)
         bin_dir = Path(sys.executable).parent
         module = ["-m", "pipelines.definitions"]
+        # Its databases first: daemon and web server, started at once on an empty folder, would spoil them.
+        if not self.task("dagster-setup", [sys.executable, "-m", "pipelines.dagster_instance"], 120):
+            return
         self.service("dagster-daemon", [str(bin_dir / "dagster-daemon"), "run", *module], env)
         self.service(
             "dagster-webserver",
