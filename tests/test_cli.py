@@ -1,0 +1,172 @@
+"""The command line as an operator meets it: help with an example everywhere, right exit codes, clear errors."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+from weatherglass import cli
+
+ROOT = Path(__file__).parent.parent
+
+
+def commands(group, path=()):
+    yield path, group
+    if isinstance(group, click.Group):
+        for name, command in group.commands.items():
+            yield from commands(command, (*path, name))
+
+
+ALL = list(commands(cli))
+
+
+@pytest.fixture
+def run(tmp_path):
+    def call(*arguments, config=None, **environment):
+        path = tmp_path / "w.toml"
+        path.write_text(config if config is not None else f'state_dir = "{tmp_path}/state"\n')
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "WEATHERGLASS_CONFIG": str(path), **environment}
+        argv = [sys.executable, str(ROOT / "weatherglass.py"), *arguments]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env, check=False)
+
+    return call
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=[" ".join(path) or "weatherglass" for path, _ in ALL])
+def test_every_command_has_help_with_an_example(path, command):
+    if path == ("simulate",):  # its help is the simulator's own
+        assert "weatherglass simulate" in command.epilog
+        return
+    done = CliRunner().invoke(cli, [*path, "--help"], terminal_width=100)
+    assert done.exit_code == 0, done.output
+    assert command.help, path
+    assert "Examples:" in done.output
+    assert f"weatherglass {' '.join(path)}".rstrip() in done.output.replace("--config prod.toml ", "")
+
+
+def test_wrong_usage_is_two_and_names_the_offender(run):
+    for arguments, word in (
+        (["bogus"], "bogus"),
+        (["run", "--bogus"], "--bogus"),
+        (["models", "promote"], "TASK"),
+        (["token", "x", "--role", "king"], "king"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2, done
+        assert word in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_setting_is_two(run):
+    done = run("config", "check", config="[api]\nprot = 1\n")
+    assert done.returncode == 2
+    assert "api.prot = 1" in done.stderr
+    assert "did you mean 'port'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_cluster_says_what_to_add(run):
+    for command in ("ingest", "publish", "retrain", "nowcast", "api", "run", "slurm-agent"):
+        done = run(command)
+        assert done.returncode == 2, done
+        assert "[clusters.NAME]" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_cluster_is_named_beside_those_there_are(run):
+    done = run("ingest", "--cluster", "b", config='[clusters.a]\njobs = "none"\n')
+    assert done.returncode == 2
+    assert "no cluster 'b'" in done.stderr
+    assert "clusters: a" in done.stderr
+
+
+def test_a_source_that_is_down_is_one_and_says_where(run, tmp_path, free_port):
+    url = f"http://127.0.0.1:{free_port()}"
+    config = f'state_dir = "{tmp_path}/s"\n[clusters.a]\nprometheus_url = "{url}"\njobs = "none"\n'
+    done = run("ingest", config=config)
+    assert done.returncode == 1
+    assert url in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_state_folder_that_cannot_be_made_is_one(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run("maintain", config=f'state_dir = "{tmp_path}/file/state"\n')
+    assert done.returncode == 1
+    assert f"{tmp_path}/file/state" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_length_of_time_that_is_none(run, tmp_path):
+    done = run("ingest", "--since", "yesterday", config=f'state_dir = "{tmp_path}/s"\n[clusters.a]\njobs = "none"\n')
+    assert done.returncode == 1
+    assert "'yesterday'" in done.stderr
+    assert "30d" in done.stderr
+
+
+def test_an_unknown_task_is_named_beside_those_there_are(run):
+    config = '[clusters.a]\njobs = "none"\n'
+    for arguments in (["models", "show", "fortune"], ["retrain", "--task", "fortune"]):
+        done = run(*arguments, config=config)
+        assert done.returncode == 1
+        assert "no task 'fortune'" in done.stderr
+        assert "runtime, wait" in done.stderr
+
+
+def test_models_without_a_champion_say_that_the_baseline_is_in_charge(run, tmp_path):
+    config = f'state_dir = "{tmp_path}/s"\n[clusters.a]\njobs = "none"\n'
+    listed = run("models", "list", config=config)
+    assert listed.returncode == 0
+    assert "a runtime: baseline in charge" in listed.stdout
+    shown = run("models", "show", "runtime", config=config)
+    assert shown.returncode == 1
+    assert "no champion for runtime" in shown.stderr
+
+
+def test_a_token_is_printed_once_and_kept_hashed(run, tmp_path):
+    tokens = tmp_path / "tokens.json"
+    config = f'[clusters.a]\njobs = "none"\n[api]\ntokens_file = "{tokens}"\n'
+    done = run("token", "slurm", "--cluster", "a", config=config)
+    assert done.returncode == 0
+    secret = done.stdout.strip()
+    assert len(secret) > 20
+    assert secret not in tokens.read_text()
+    assert tokens.stat().st_mode & 0o077 == 0
+    assert run("token", "slurm", config=config).returncode == 1  # the name is taken
+
+
+def test_a_public_address_without_tokens_is_refused(run):
+    done = run("api", config='[clusters.a]\njobs = "none"\n[api]\nhost = "0.0.0.0"\n')
+    assert done.returncode == 1
+    assert "weatherglass token" in done.stderr
+
+
+def test_doctor_finds_what_is_wrong_and_says_what_to_do(run, tmp_path, free_port):
+    url = f"http://127.0.0.1:{free_port()}"
+    ports = f"[api]\nport = {free_port()}\n[dashboards]\nport = {free_port()}\n"
+    config = f'state_dir = "{tmp_path}/s"\n[clusters.a]\nprometheus_url = "{url}"\njobs = "none"\n{ports}'
+    done = run("doctor", config=config)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("ok") and "state folder" in line for line in lines)
+    assert any(line.startswith("ok") and "free disk" in line for line in lines)
+    assert any(line.startswith("ok") and "store" in line for line in lines)
+    assert any(line.startswith("FAIL") and "a telemetry" in line and url in line for line in lines)
+    assert lines[-1].endswith("to mend.")
+
+
+def test_doctor_is_content_with_a_cluster_that_is_well(run, tmp_path, free_port):
+    trace = tmp_path / "telemetry.parquet"
+    now = pl.Series("ts", [0], dtype=pl.Datetime("us", "UTC"))
+    pl.DataFrame({"ts": now, "node": ["n1"], "gpu_uuid": ["GPU-1"], "gpu_temp_c": [40.0]}).write_parquet(trace)
+    config = (
+        f'state_dir = "{tmp_path}/s"\n[clusters.a]\ntelemetry = "trace"\ntelemetry_path = "{trace}"\njobs = "none"\n'
+        f"[api]\nport = {free_port()}\n[dashboards]\nport = {free_port()}\n"
+    )
+    done = run("doctor", config=config)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.rstrip().endswith("All is well.")
