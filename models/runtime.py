@@ -1,7 +1,8 @@
 """Runtime of a job: a predictive distribution at submit, and of the time left while it runs.
 
-Two forests, one of ln(runtime) and one of ln(runtime ÷ limit), and the user's own most alike jobs are pooled into one
-distribution; how much each weighs is chosen on released jobs, as is whether keyed recency should speak instead. Here
+Two forests, one of ln(runtime) and one of ln(runtime ÷ limit), the user's own most alike jobs and the newest of the key
+are pooled into one distribution; how much each weighs is chosen on released jobs, as is whether keyed recency should
+speak instead. Here
 belongs this forecaster; not the features (`features/jobs.py`), the baselines (`models/recency.py`) or who is champion.
 """
 
@@ -18,12 +19,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import NEVER, JobHistory, JobTable
-from features.jobs import FEATURES, KERNEL_LEVELS, feature_matrix, microseconds, moments_of
+from features.jobs import FEATURES, feature_matrix, microseconds, moments_of
 from features.vocabulary import QUANTILES
 from models.arrays import pack_arrays, unpack_arrays
 from models.calibration import MIN_ROWS, Conformal
-from models.curves import MEDIAN, cap, pool, quantile_frame, read_levels, remaining_s
+from models.curves import MEDIAN, cap, quantile_frame, read_levels, remaining_s
 from models.forest import Forest, ForestSize
+from models.mixture import Mix, choose_mix, past_samples, pooled
 from models.recency import STRATA, KeyedRecency, baseline_log, stratum
 
 Floats = NDArray[np.float64]
@@ -33,15 +35,8 @@ MAX_LABELS = 200_000
 HOLDOUT_SHARE = 0.15  # newest released jobs that weights, choice of expert and calibration are learnt from
 MAX_HOLDOUT = 5_000
 STRATUM_ROWS = 100  # fewer released jobs of a stratum: the choice made over all of them holds
-DEFAULT_MIX = (0.5, 0.3)
-_RATIO_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-_KERNEL_WEIGHTS = (0.0, 0.15, 0.3, 0.5)
-_MIX_GAIN = 0.995  # another mix must cut the loss to this share of the default's
-_KERNEL = [FEATURES.index(f"kernel_q{round(100 * level):02d}") for level in KERNEL_LEVELS]
-_DISTANCE = FEATURES.index("kernel_distance")
 _REPEATED = [FEATURES.index(name) for name in ("key_last1", "kernel_q45", "key_median", "user_last1")]
 _SNAP = 0.3  # a median this near, in ln, to a past runtime is taken to be a repeat of it
-_NEAR, _FAR = 1.5, 2.5  # distance of the most alike job up to which, and from which on, the kernel counts fully, not
 
 
 class TooFewJobsError(ValueError):
@@ -72,14 +67,14 @@ class _Experts:
         return cls(run, ratio, usual)
 
     def samples(self, X: Matrix, limit_log: Floats) -> list[NDArray[Any]]:
-        """Samples of ln(runtime): of the forest, of the forest relative to the limit, of the user's like jobs."""
+        """Samples of ln(runtime) of each component, in the order of `mixture.weights`."""
         empty = np.full((len(X), 1), np.nan, dtype=np.float32)
         run = self.run.draw(X) if self.run else empty
         ratio = empty
         if self.ratio:
             scale = np.where(np.isnan(limit_log), self.usual_limit_log, limit_log)
             ratio = self.ratio.draw(X) + scale[:, None].astype(np.float32)
-        return [run, ratio, X[:, _KERNEL]]
+        return [run, ratio, *past_samples(X)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,7 @@ class RuntimeForecaster:
 
     Attributes:
         experts: The forests.
-        mix: Weight of the ratio forest among the forests, and of the like jobs at distance ≤ 1.5 among all.
+        mix: Weights of the forests, the like jobs and the newest of the key.
         recency: Keyed recency, which speaks for the strata where it did better.
         is_recency: By stratum (`STRATA`): keyed recency speaks.
         conformal: Correction of the pooled curves.
@@ -97,7 +92,7 @@ class RuntimeForecaster:
     """
 
     experts: _Experts
-    mix: tuple[float, float]
+    mix: Mix
     recency: KeyedRecency
     is_recency: NDArray[np.bool_]
     conformal: Conformal
@@ -149,16 +144,16 @@ class RuntimeForecaster:
             early = np.arange(first)
         trial = _Experts.fit(X[early], y[early], limit_log[early], half, seed=seed, threads=threads)
         samples = trial.samples(X[held], limit_log[held])
-        mix, losses = _choose_mix(samples, X[held], y[held], table.limit_s[rows[held]])
-        curves = _pooled(samples, X[held], mix, table.limit_s[rows[held]])
+        mix, losses = choose_mix(samples, X[held], y[held], table.limit_s[rows[held]])
+        curves = pooled(samples, X[held], mix, table.limit_s[rows[held]])
         conformal = Conformal.fit(curves, np.fmin(y[held], limit_log[held]))
         snapped = _snap(curves, X[held])
         is_snapped = bool(_median_loss(snapped, y[held]) < _median_loss(curves, y[held]))
         curves = snapped if is_snapped else curves
         is_recency, choice = _choose_expert(curves, recency, X[held], y[held])
-        experts = _Experts.fit(X, y, limit_log, size, seed=seed, threads=threads, ratio_weight=mix[0])
+        experts = _Experts.fit(X, y, limit_log, size, seed=seed, threads=threads, ratio_weight=mix.ratio)
         facts = {
-            "rows": len(rows), "holdout_rows": len(held), "seed": seed, "size": asdict(size), "mix": list(mix),
+            "rows": len(rows), "holdout_rows": len(held), "seed": seed, "size": asdict(size), "mix": asdict(mix),
             "is_snapped": is_snapped, "holdout_male": losses, "expert": choice,
             "recency": recency.name, "recency_male": dict(recency.losses),
         }  # fmt: skip
@@ -168,8 +163,8 @@ class RuntimeForecaster:
         """Quantile curves, ln(seconds), of shape (n, levels), from features and limits (NaN: none)."""
         if not len(X):
             return np.empty((0, len(self.conformal.levels)))
-        pooled = _pooled(self.experts.samples(X, np.log(limit_s)), X, self.mix, limit_s)
-        corrected = self.conformal.apply(pooled)
+        curves = pooled(self.experts.samples(X, np.log(limit_s)), X, self.mix, limit_s)
+        corrected = self.conformal.apply(curves)
         corrected = _snap(corrected, X) if self.is_snapped else corrected
         curves = np.where(self.is_recency[stratum(X)][:, None], self.recency.curves(X), corrected)
         return cap(curves, limit_s)
@@ -212,7 +207,7 @@ class RuntimeForecaster:
         for name, forest in (("run", self.experts.run), ("ratio", self.experts.ratio)):
             arrays |= forest.to_arrays(f"{name}_") if forest else {}
         described = {
-            "features": list(FEATURES), "mix": list(self.mix), "is_recency": self.is_recency.tolist(),
+            "features": list(FEATURES), "mix": asdict(self.mix), "is_recency": self.is_recency.tolist(),
             "is_snapped": self.is_snapped,
             "usual_limit_log": None if np.isnan(self.experts.usual_limit_log) else self.experts.usual_limit_log,
             "recency": self.recency.to_json(), "facts": self.facts,
@@ -236,7 +231,7 @@ class RuntimeForecaster:
         ratio = Forest.from_arrays(arrays, "ratio_") if "ratio_roots" in arrays else None
         usual = described["usual_limit_log"]
         return cls(
-            _Experts(run, ratio, np.nan if usual is None else usual), (described["mix"][0], described["mix"][1]),
+            _Experts(run, ratio, np.nan if usual is None else usual), Mix(**described["mix"]),
             KeyedRecency.from_json(described["recency"]), np.asarray(described["is_recency"], dtype=bool),
             Conformal.from_arrays(arrays, "conformal_"), described["is_snapped"], described["facts"],
         )  # fmt: skip
@@ -268,38 +263,6 @@ def remaining_frame(curves: Floats, table: JobTable, moment: int) -> pl.DataFram
     seconds = remaining_s(curves, elapsed, table.limit_s)
     seconds[~is_running] = np.nan
     return quantile_frame(seconds)
-
-
-def _kernel_share(X: Matrix, weight: float) -> Floats:
-    """Weight of the like jobs per row: full when the most alike is near, none when it is far or there is none."""
-    nearness = np.clip((_FAR - X[:, _DISTANCE].astype(np.float64)) / (_FAR - _NEAR), 0.0, 1.0)
-    return weight * np.nan_to_num(nearness, nan=0.0)
-
-
-def _weights(X: Matrix, mix: tuple[float, float], samples: list[NDArray[Any]]) -> list[Floats]:
-    kernel = _kernel_share(X, mix[1])
-    ratio = mix[0] if not np.isnan(samples[1]).all() else 0.0
-    return [(1 - ratio) * (1 - kernel), ratio * (1 - kernel), kernel]
-
-
-def _pooled(samples: list[NDArray[Any]], X: Matrix, mix: tuple[float, float], limit_s: Floats) -> Floats:
-    return cap(pool(samples, _weights(X, mix, samples)), limit_s)
-
-
-def _choose_mix(
-    samples: list[NDArray[Any]], X: Matrix, y: Floats, limit_s: Floats
-) -> tuple[tuple[float, float], dict[str, float]]:
-    """Weights with the lowest MALE on the held-out jobs; the default unless another is clearly better."""
-    has_ratio = not np.isnan(samples[1]).all()
-    losses: dict[tuple[float, float], float] = {}
-    for ratio in _RATIO_WEIGHTS if has_ratio else (0.0,):
-        for kernel in _KERNEL_WEIGHTS:
-            curves = _pooled(samples, X, (ratio, kernel), limit_s)
-            losses[ratio, kernel] = _median_loss(curves, y)
-    default = DEFAULT_MIX if has_ratio else (0.0, DEFAULT_MIX[1])
-    best = min(losses, key=lambda mix: losses[mix])
-    chosen = best if losses[best] < _MIX_GAIN * losses[default] else default
-    return chosen, {"chosen": losses[chosen], "default": losses[default], "best": losses[best]}
 
 
 def _snap(curves: Floats, X: Matrix) -> Floats:

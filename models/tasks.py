@@ -83,7 +83,7 @@ class RuntimeTask:
         return np.where(table.has_run, table.end, NEVER)
 
     def configuration(self) -> dict[str, Any]:
-        return {"model": "forests+kernel", "size": asdict(self.size), "features": list(FEATURES)}
+        return {"model": "forests+kernel+repeat", "size": asdict(self.size), "features": list(FEATURES)}
 
     def fit(
         self, history: JobHistory, at: int, features: Matrix | None, *, seed: int, threads: int, max_labels: int
