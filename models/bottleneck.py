@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from features.conditions import CLASSES
 from features.windows import FEATURE_INDEX, FeatureBlock
-from models.onsets import Rows
+from models.onsets import LAST_S, PURGE_S, Rows
 from models.trend import HORIZONS_S, TrendForecaster
 
 FORMAT = 1
@@ -59,6 +60,9 @@ MONOTONE = {
 }  # fmt: skip
 MIN_ONSET_ROWS = 60  # fewer rows ahead of an onset teach nothing
 MIN_CALIBRATION_ROWS = 30
+FOLDS = (0.5, 0.75)  # of the span: where trees for calibration end
+IDENTITY = (1.0, *(0.0 for _ in HORIZONS_S))
+ROWS_PER_ONSET = 8.0  # samples of a GPU ahead of one onset say about as much as one
 LOW, HIGH = 1e-5, 0.995
 _EDGE = 1e-6
 _USED = {name: list(features) for name, features in USED.items()}
@@ -70,7 +74,14 @@ class ModelFileError(ValueError):
 
 def configuration() -> dict[str, Any]:
     """What makes two fits of this forecaster refits of one another."""
-    return {"format": FORMAT, "features": _USED, "parameters": PARAMETERS, "monotone": MONOTONE, "rounds": ROUNDS}
+    return {
+        "format": FORMAT,
+        "features": _USED,
+        "parameters": PARAMETERS,
+        "monotone": MONOTONE,
+        "rounds": ROUNDS,
+        "folds": FOLDS,
+    }
 
 
 class HazardForecaster:
@@ -95,51 +106,42 @@ class HazardForecaster:
 
     @classmethod
     def fit(
-        cls,
-        train: Mapping[str, Rows],
-        calibrate: Mapping[str, Rows],
-        *,
-        seed: int = 1,
-        threads: int = 1,
-        rounds: int = ROUNDS,
+        cls, rows: Mapping[str, Rows], *, seed: int = 1, threads: int = 1, rounds: int = ROUNDS
     ) -> HazardForecaster:
         """Learn each class that has enough onsets.
 
+        Calibration goes forward in time: trees of the first part forecast the next, trees of both the one after; what
+        they said there, and what came, calibrates the trees of the whole.
+
         Args:
-            train: Rows by class.
-            calibrate: Rows by class, from later time.
+            rows: Rows by class.
             seed: Seed of the trees.
             threads: Threads of a fit.
             rounds: Trees per class.
         """
-        import lightgbm as lgb
-
         boosters: dict[str, Any] = {}
         calibration: dict[str, list[float]] = {}
-        for name, rows in train.items():
-            row, interval, came = rows.person_periods()
-            if came.sum() < MIN_ONSET_ROWS:
+        for name, of in rows.items():
+            if len(of) == 0 or of.person_periods()[2].sum() < MIN_ONSET_ROWS:
                 continue
-            data = lgb.Dataset(
-                _design(name, rows.block, row, interval), label=came, weight=rows.weight[row],
-                feature_name=[*USED[name], "interval"], free_raw_data=True,
-            )  # fmt: skip
-            monotone = [MONOTONE.get(feature, 0) for feature in USED[name]] + [0]
-            parameters = {**PARAMETERS, "seed": seed, "num_threads": threads, "monotone_constraints": monotone}
-            boosters[name] = lgb.train(parameters, data, num_boost_round=rounds)
-            calibration[name] = [1.0] + [0.0] * len(HORIZONS_S)
-        model = cls(boosters, calibration)
-        for name in list(boosters):
-            if name in calibrate:
-                model._calibrate(name, calibrate[name])
-        return model
-
-    def _calibrate(self, name: str, rows: Rows) -> None:
-        row, interval, came = rows.person_periods()
-        if came.sum() < MIN_CALIBRATION_ROWS:
-            return
-        hazard = self._raw(name, rows.block)[row, interval]
-        self.calibration[name] = _logistic(_logit(hazard), interval, came, rows.weight[row])
+            looks = []
+            begin, end = float(of.block.at_s.min()), float(of.block.at_s.max())
+            bounds = [begin + share * (end - begin) for share in FOLDS]
+            for cut, until in pairwise([*bounds, end + 1.0]):
+                past = of.where(of.block.at_s + LAST_S < cut)
+                later = of.where((of.block.at_s >= cut + PURGE_S) & (of.block.at_s < until))
+                if len(later) and len(past) and past.person_periods()[2].sum() >= MIN_ONSET_ROWS:
+                    trees = _trees(name, past, seed, threads, rounds)
+                    row, interval, came = later.person_periods()
+                    hazard = np.asarray(trees.predict(_design(name, later.block, row, interval), num_threads=threads))
+                    looks.append((_logit(hazard), interval, came, later.weight[row]))
+            boosters[name] = _trees(name, of, seed, threads, rounds)
+            calibration[name] = list(IDENTITY)
+            if looks:
+                z, interval, came, weight = (np.concatenate(parts) for parts in zip(*looks, strict=True))
+                if came.sum() >= MIN_CALIBRATION_ROWS:
+                    calibration[name] = _logistic(z, interval, came, weight)
+        return cls(boosters, calibration)
 
     def _raw(self, name: str, block: FeatureBlock) -> NDArray[np.float64]:
         n, k = len(block.matrix), len(HORIZONS_S)
@@ -215,6 +217,19 @@ class HazardForecaster:
         return cls(boosters, card["calibration"], version)
 
 
+def _trees(name: str, rows: Rows, seed: int, threads: int, rounds: int) -> Any:
+    import lightgbm as lgb
+
+    row, interval, came = rows.person_periods()
+    data = lgb.Dataset(
+        _design(name, rows.block, row, interval), label=came, weight=rows.weight[row],
+        feature_name=[*USED[name], "interval"], free_raw_data=True,
+    )  # fmt: skip
+    monotone = [MONOTONE.get(feature, 0) for feature in USED[name]] + [0]
+    parameters = {**PARAMETERS, "seed": seed, "num_threads": threads, "monotone_constraints": monotone}
+    return lgb.train(parameters, data, num_boost_round=rounds)
+
+
 def _design(name: str, block: FeatureBlock, row: NDArray[np.int64], interval: NDArray[np.int64]) -> NDArray[np.float32]:
     columns = [FEATURE_INDEX[feature] for feature in USED[name]]
     return np.concatenate((block.matrix[:, columns][row], interval[:, None].astype(np.float32)), axis=1)
@@ -233,7 +248,7 @@ def _logistic(
     X = np.zeros((len(z), k + 1))
     X[:, 0] = z
     X[np.arange(len(z)), interval + 1] = 1
-    weight = weight / weight.mean()
+    weight = weight / ROWS_PER_ONSET
     beta = np.array([1.0] + [0.0] * k)
     prior = beta.copy()
     pull = np.array([4.0] + [2.0] * k)

@@ -1,9 +1,9 @@
 """A bottleneck challenger on the newest samples, beside the champion and every baseline: scores and a verdict.
 
-Samples are split by time: learn, calibrate, judge; with a purge of a horizon and a window between, so that no sample
-serves twice. A class is handed over by itself: one that has not clearly beaten its best baseline stays with the trend.
-Here belongs that sequence; rows stand in `models/onsets.py`, scores in `models/onset_scores.py`, the rule in
-`models/promotion.py`.
+Samples are split by time, older ones to learn and calibrate, newer ones to judge, with a purge of a horizon and a
+window between, so that no sample serves twice. A class is handed over by itself: one that has not clearly beaten its
+best baseline stays with the trend. Here belongs that sequence; rows stand in `models/onsets.py`, scores in
+`models/onset_scores.py`, the rule in `models/promotion.py`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from numpy.typing import NDArray
 
 from features.conditions import CLASSES
 from features.history import SampleHistory
-from features.windows import WINDOW_S
 from models.bottleneck import HazardForecaster
 from models.naive_onsets import NAMES, NaiveOnsets
 from models.onset_scores import alarms, average_precision, brier, row_losses, skill
-from models.onsets import LAST_S, Course, Rows, sample_rows, screen_recall
+from models.onsets import LAST_S, PURGE_S, Course, Rows, sample_rows, screen_recall
 from models.promotion import Decision, Interval, decide, ratio_interval
 from models.trend import HORIZONS_S, BottleneckForecaster, TrendForecaster
 
 Floats = NDArray[np.float64]
 
-LEARN_SHARE, CALIBRATE_SHARE = 0.60, 0.15
-PURGE_S = LAST_S + WINDOW_S
-BLOCK_S = 3_600.0  # one node for one hour is one independent look
+LEARN_SHARE = 0.75
+BLOCK_S = 3_600.0
 TREND = "trend"
 
 
@@ -54,13 +52,6 @@ class Judgement:
     scores: list[tuple[str, str, float, float | None, float | None, int]] = field(default_factory=list)
 
 
-def spans(history: SampleHistory) -> tuple[float, float, float, float]:
-    """Start, end of learning, end of calibration, and end of the samples, seconds."""
-    begin, end = float(history.ts.min()), float(history.ts.max())
-    learn = begin + LEARN_SHARE * (end - begin)
-    return begin, learn, learn + CALIBRATE_SHARE * (end - begin), end
-
-
 def judge(
     history: SampleHistory,
     courses: Mapping[str, Course],
@@ -79,22 +70,18 @@ def judge(
         seed: Seed of every random choice.
         threads: Threads of the fit.
     """
-    begin, learn_end, calibrate_end, end = spans(history)
-    train = {n: sample_rows(history, courses[n], begin, learn_end, seed=seed) for n in CLASSES}
-    calibrate = {
-        n: sample_rows(history, courses[n], learn_end + PURGE_S, calibrate_end, seed=seed + 1) for n in CLASSES
-    }
-    model = HazardForecaster.fit(train, calibrate, seed=seed, threads=threads)
+    begin, end = float(history.ts.min()), float(history.ts.max())
+    cut = begin + LEARN_SHARE * (end - begin)
+    train = {n: sample_rows(history, courses[n], begin, cut, seed=seed) for n in CLASSES}
+    model = HazardForecaster.fit(train, seed=seed, threads=threads)
     if not model.classes:
         counts = ", ".join(f"{name} {int((rows.onset_in_s <= LAST_S).sum())}" for name, rows in train.items())
         return Judgement(reason=f"trend stays: too few samples ahead of an onset to learn from ({counts})")
-    test = {n: sample_rows(history, courses[n], calibrate_end + PURGE_S, end, seed=seed + 2) for n in CLASSES}
+    test = {n: sample_rows(history, courses[n], cut + PURGE_S, end, seed=seed + 2) for n in CLASSES}
     naive = {n: NaiveOnsets(train[n]) for n in CLASSES}
     judgement = Judgement()
     for name in CLASSES:
-        judgement.scores += _scores(
-            name, history, courses[name], test[name], model, naive[name], calibrate_end + PURGE_S, end
-        )
+        judgement.scores += _scores(name, history, courses[name], test[name], model, naive[name], cut + PURGE_S, end)
     held = set(getattr(champion[1], "classes", ())) if champion is not None else set()
     verdicts = {n: _verdict(n, model, test[n], naive[n], seed) for n in model.classes if len(test[n])}
     for name, (decision, _) in verdicts.items():
@@ -170,8 +157,10 @@ def _against(
 
 
 def _blocks(number: int, rows: Rows) -> NDArray[np.int64]:
+    """A job's hour is one independent look, a node's where there is no job."""
     hour = np.floor(rows.block.at_s / BLOCK_S).astype(np.int64)
-    return (rows.node * 10_000_000 + hour) * len(CLASSES) + number
+    who = np.where(rows.job >= 0, rows.job * 2, rows.node * 2 + 1)
+    return (who * 10_000_000 + hour) * len(CLASSES) + number
 
 
 def _scores(
@@ -207,7 +196,7 @@ def _scores(
     # Sampling spares every row ahead of an onset, so recall needs no weights; precision by episodes would.
     for who in ("", TREND):
         raised = alarms(history, of, rows, given[who], start_s, end_s)
-        out.append((f"{name}.recall_120s", who, raised.recall, None, None, raised.onsets))
+        out.append((f"{name}.recall_120s", who, raised.recall, None, None, raised.events))
         out.append((f"{name}.lead_s", who, raised.lead_s, None, None, raised.caught))
         out.append((f"{name}.precision_120s", who, _precision(rows, given[who]), None, None, n))
     return out

@@ -21,37 +21,39 @@ EPISODE_GAP_S = 60.0  # alarms of a GPU this close together are one
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """Alarms of one forecaster against the onsets of one class.
+    """Alarms of one forecaster against the onsets of one class, job by job: what befalls a gang at once is one event.
 
     Attributes:
-        episodes: Alarm episodes raised.
-        right: Those that an onset followed within the last horizon.
-        onsets, caught: Onsets, and those with an alarm standing when they came.
-        forecastable, forecastable_caught: The same over onsets that have a precursor; None where that is not known.
-        lead_s: Median lead time of those caught, seconds; NaN when none was.
+        raised, right: Alarms, and those that an onset followed within the last horizon.
+        events, caught: Events, and those with an alarm standing on at least half of their GPUs when they came.
+        forecastable, forecastable_caught: The same over events that have a precursor; None where that is not known.
+        onsets, onsets_caught: The same GPU by GPU.
+        lead_s: Median lead time of the events caught, seconds; NaN when none was.
     """
 
-    episodes: int
+    raised: int
     right: int
-    onsets: int
+    events: int
     caught: int
     forecastable: int | None
     forecastable_caught: int | None
+    onsets: int
+    onsets_caught: int
     lead_s: float
 
     @property
     def precision(self) -> float:
-        """Share of alarm episodes that were right."""
-        return self.right / self.episodes if self.episodes else float("nan")
+        """Share of alarms that were right."""
+        return self.right / self.raised if self.raised else float("nan")
 
     @property
     def recall(self) -> float:
-        """Share of all onsets that were caught."""
-        return self.caught / self.onsets if self.onsets else float("nan")
+        """Share of all events that were caught."""
+        return self.caught / self.events if self.events else float("nan")
 
     @property
     def forecastable_recall(self) -> float:
-        """Share of forecastable onsets that were caught."""
+        """Share of forecastable events that were caught."""
         if not self.forecastable or self.forecastable_caught is None:
             return float("nan")
         return self.forecastable_caught / self.forecastable
@@ -135,32 +137,67 @@ def alarms(
         begins[1:] = (np.diff(gpu) != 0) | (np.diff(at) > EPISODE_GAP_S)
     episode = np.cumsum(begins) - 1
     first = at[begins]
-    followed = np.zeros(len(first), dtype=bool)
-    unknown = np.ones(len(first), dtype=bool)
+    followed, unknown = np.zeros(len(first), dtype=bool), np.ones(len(first), dtype=bool)
     came, known = rows.outcome(LAST_S)
     np.logical_or.at(followed, episode, came[raised] > 0)
     np.logical_and.at(unknown, episode, ~known[raised])
     counted = followed | ~unknown
+    group = _together(rows.job[raised][begins], gpu[begins], first)[counted]
+    right = np.zeros(int(group.max(initial=-1)) + 1, dtype=bool)
+    np.logical_or.at(right, group, followed[counted])
 
     inside = (history.ts[of.onset_row] >= start_s) & (history.ts[of.onset_row] < end_s)
     onset = of.onset_row[inside]
-    lead = np.full(len(onset), np.nan)
-    span = (history.ts.max(initial=0) - history.ts.min(initial=0) + 1) * 2
-    base = history.ts.min(initial=0)
-    keys = gpu * span + (at - base)
-    for i, row in enumerate(onset):
-        key = history.gpu[row] * span + (history.ts[row] - base)
-        place = int(np.searchsorted(keys, key)) - 1
-        if place >= 0 and gpu[place] == history.gpu[row] and history.ts[row] - at[place] <= LAST_S:
-            lead[i] = history.ts[row] - first[episode[place]]
-    caught = ~np.isnan(lead)
-    can = is_forecastable[inside] if is_forecastable is not None else None
+    lead = _lead_s(history, onset, gpu, at, first, episode)
+    event = _together(history.job[onset], history.gpu[onset], history.ts[onset])
+    events = int(event.max(initial=-1)) + 1
+    share = np.bincount(event, weights=~np.isnan(lead), minlength=events) / np.maximum(np.bincount(event), 1)
+    caught = share >= 0.5
+    leads = [np.nanmedian(lead[event == i]) for i in np.flatnonzero(caught)]
+    can = None
+    if is_forecastable is not None:
+        can = np.zeros(events, dtype=bool)
+        np.logical_or.at(can, event, is_forecastable[inside])
     return Alarms(
-        episodes=int(counted.sum()),
-        right=int(followed.sum()),
-        onsets=len(onset),
+        raised=len(right),
+        right=int(right.sum()),
+        events=events,
         caught=int(caught.sum()),
         forecastable=None if can is None else int(can.sum()),
         forecastable_caught=None if can is None else int((caught & can).sum()),
-        lead_s=float(np.median(lead[caught])) if caught.any() else float("nan"),
+        onsets=len(onset),
+        onsets_caught=int((~np.isnan(lead)).sum()),
+        lead_s=float(np.median(leads)) if leads else float("nan"),
     )
+
+
+def _together(job: NDArray[np.int64], gpu: NDArray[np.int64], at: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Number of the event each belongs to: of one job (or of one GPU without a job) within the last horizon."""
+    key = np.where(job >= 0, job, -1 - gpu)
+    order = np.lexsort((at, key))
+    begins = np.ones(len(order), dtype=bool)
+    if len(order) > 1:
+        begins[1:] = (np.diff(key[order]) != 0) | (np.diff(at[order]) > LAST_S)
+    out = np.empty(len(order), dtype=np.int64)
+    out[order] = np.cumsum(begins) - 1
+    return out
+
+
+def _lead_s(
+    history: SampleHistory,
+    onset: NDArray[np.int64],
+    gpu: NDArray[np.int64],
+    at: NDArray[np.float64],
+    first: NDArray[np.float64],
+    episode: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Seconds from the start of the alarm that stood at each onset, NaN where none did."""
+    lead = np.full(len(onset), np.nan)
+    if not len(at) or not len(onset):
+        return lead
+    base = history.ts.min()
+    span = (history.ts.max() - base + 1) * 2
+    place = np.searchsorted(gpu * span + (at - base), history.gpu[onset] * span + (history.ts[onset] - base)) - 1
+    safe = np.maximum(place, 0)
+    stands = (place >= 0) & (gpu[safe] == history.gpu[onset]) & (history.ts[onset] - at[safe] <= LAST_S)
+    return np.where(stands, history.ts[onset] - first[episode[safe]], np.nan)

@@ -15,11 +15,15 @@ from numpy.typing import NDArray
 from features.history import SampleHistory
 from features.labels import CLEAR, SET, UNKNOWN, failed_while_growing, gap_s, runs, states
 from features.thresholds import ThresholdBook
-from features.windows import FeatureBlock
+from features.windows import WINDOW_S, FeatureBlock
 from models.trend import HORIZONS_S
 
 STEP_S = 30.0  # length of one interval of the hazard
 LAST_S = float(HORIZONS_S[-1])
+PURGE_S = LAST_S + WINDOW_S  # between rows that teach and rows that judge: no sample serves both
+# Links fill for a whole gang at once: one job counts as one, however many GPUs it has, or one large job would outweigh
+# every other that a day has seen.
+GANG_CLASSES = frozenset({"nvlink_saturation"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +77,30 @@ class Rows:
     Attributes:
         block: Features.
         node: Node code of each row's GPU.
+        job: Code of the job on it, -1 for none.
         onset_in_s: Seconds to the next onset, infinite when none was seen, shape (rows,).
         known_s: Seconds for which the outcome is known, shape (rows,).
-        weight: How many rows of the whole each stands for, shape (rows,).
+        weight: How many rows of the whole each stands for; of a gang class, in shares of its job. Shape (rows,).
     """
 
     block: FeatureBlock
     node: NDArray[np.int64]
+    job: NDArray[np.int64]
     onset_in_s: NDArray[np.float64]
     known_s: NDArray[np.float64]
     weight: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.weight)
+
+    def where(self, mask: NDArray[np.bool_]) -> Rows:
+        """Some of the rows."""
+        block = FeatureBlock(
+            self.block.bottleneck_class, self.block.gpus[mask], self.block.at_s[mask], self.block.matrix[mask]
+        )
+        return Rows(
+            block, self.node[mask], self.job[mask], self.onset_in_s[mask], self.known_s[mask], self.weight[mask]
+        )
 
     def outcome(self, horizon_s: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Whether an onset came within a horizon, and whether that is known. Each of shape (rows,)."""
@@ -153,10 +168,21 @@ def sample_rows(
     return Rows(
         history.features(gpu, at[picked], of.bottleneck_class),
         history.node[candidates[picked]],
+        history.job[candidates[picked]],
         onset_in[picked],
         known[picked],
-        1 / share[picked],
+        1 / share[picked] / _gang_size(history, of)[candidates[picked]],
     )
+
+
+def _gang_size(history: SampleHistory, of: Course) -> NDArray[np.int64]:
+    """GPUs of each sample's job, 1 where the class does not befall gangs."""
+    size = np.ones(len(history.ts), dtype=np.int64)
+    if of.bottleneck_class in GANG_CLASSES and history.job_ids:
+        of_job = np.unique(history.job * len(history.uuids) + history.gpu)
+        counts = np.bincount(of_job[of_job >= 0] // len(history.uuids), minlength=len(history.job_ids))
+        size = np.where(history.job >= 0, counts[history.job], 1)
+    return np.maximum(size, 1)
 
 
 def _outcome(

@@ -25,16 +25,15 @@ from features.vocabulary import conform, schema
 from features.windows import FEATURES, FeatureBlock
 from models import bottleneck, node_failure
 from models.bottleneck import HazardForecaster, ModelFileError
-from models.bottleneck_judgement import PURGE_S, judge
+from models.bottleneck_judgement import judge
 from models.fault_history import DAY_S, FaultHistory
 from models.node_failure import BASELINES, HORIZONS_S, NodeFailureForecaster, NodeModelError, baseline
-from models.onsets import Rows, course, sample_rows
+from models.onsets import PURGE_S, Rows, course, sample_rows
 from models.promotion import decide, mean_interval
 from models.registry import Registry, RegistryError
 from models.training import TABLE, TrainingReport
 
 MAX_SAMPLES = 8_000_000  # rows of samples held at once; beyond, whole nodes are drawn
-CALIBRATE_SHARE = 0.15  # of the samples, in the fit that is kept
 TEST_SHARE = 0.30  # of the record of faults
 GRID_S = 6 * 3_600.0  # moments at which nodes are judged
 _Score = tuple[str, str, float, float | None, float | None, int]
@@ -87,12 +86,8 @@ def train_bottleneck(
         scores = _rows_of_scores(judgement.scores, cluster, at, task, "")
         return TrainingReport(task, None, False, judgement.reason, scores)
     begin, end = float(history.ts.min()), float(history.ts.max())
-    cut = end - CALIBRATE_SHARE * (end - begin)
-    parts = {}
-    for name in sorted(judgement.classes):
-        parts[name, "learn"] = sample_rows(history, courses[name], begin, cut, seed=seed)
-        parts[name, "calibrate"] = sample_rows(history, courses[name], cut + PURGE_S, end, seed=seed + 1)
-    model = _fit_parts(parts, seed, threads)
+    rows = {name: sample_rows(history, courses[name], begin, end, seed=seed) for name in sorted(judgement.classes)}
+    model = HazardForecaster.fit(rows, seed=seed, threads=threads)
     card = {
         "trained_at": at, "cluster": cluster, "features": {name: list(bottleneck.USED[name]) for name in model.classes},
         "configuration": _digest(bottleneck.configuration()), "seed": seed, "snapshot_id": snapshot_id,
@@ -100,8 +95,9 @@ def train_bottleneck(
         "onsets": {name: len(courses[name].onset_row) for name in CLASSES}, "calibration": model.calibration,
         "importance": {name: model.importance(name) for name in model.classes},
         "metrics": _metrics(judgement.scores), "decision": judgement.reason,
+        "summary": f"{', '.join(model.classes)}: {judgement.reason}",
     }  # fmt: skip
-    version = registry.save(task, {**model.to_files(), TABLE: _table(parts, history)}, card)
+    version = registry.save(task, {**model.to_files(), TABLE: _table(rows, history)}, card)
     _act(registry, task, version, judgement.promote, judgement.withdraw, judgement.reason, at)
     scores = _rows_of_scores(judgement.scores, cluster, at, task, version)
     facts = {"classes": model.classes, "onsets": card["onsets"], "samples": card["samples"]}
@@ -116,23 +112,14 @@ def train_bottleneck_again(registry: Registry, version: str, *, threads: int = 1
     """
     loaded = registry.load("bottleneck", version, with_tables=True)
     table = pl.read_parquet(io.BytesIO(loaded.files[TABLE]))
-    parts = {}
-    for (name, part), rows in table.partition_by("bottleneck_class", "part", as_dict=True, maintain_order=True).items():
+    rows = {}
+    for (name,), part in table.partition_by("bottleneck_class", as_dict=True, maintain_order=True).items():
         block = FeatureBlock(
-            str(name), rows["gpu"].to_numpy(), rows["at_s"].to_numpy(), rows.select(FEATURES).to_numpy()
+            str(name), part["gpu"].to_numpy(), part["at_s"].to_numpy(), part.select(FEATURES).to_numpy()
         )
-        columns = (rows[c].to_numpy() for c in ("node", "onset_in_s", "known_s", "weight"))
-        parts[str(name), str(part)] = Rows(block, *columns)
-    return _fit_parts(parts, loaded.card["seed"], threads)
-
-
-def _fit_parts(parts: Mapping[tuple[str, str], Rows], seed: int, threads: int) -> HazardForecaster:
-    names = sorted({name for name, _ in parts})
-    return HazardForecaster.fit(
-        {name: parts[name, "learn"] for name in names if (name, "learn") in parts},
-        {name: parts[name, "calibrate"] for name in names if (name, "calibrate") in parts},
-        seed=seed, threads=threads,
-    )  # fmt: skip
+        columns = (part[column].to_numpy() for column in ("node", "job", "onset_in_s", "known_s", "weight"))
+        rows[str(name)] = Rows(block, *columns)
+    return HazardForecaster.fit(rows, seed=loaded.card["seed"], threads=threads)
 
 
 def _some_nodes(samples: pl.DataFrame, max_samples: int, seed: int) -> pl.DataFrame:
@@ -158,16 +145,16 @@ def _bottleneck_champion(registry: Registry) -> tuple[str, HazardForecaster, flo
     return loaded.version, model, datetime.fromisoformat(loaded.card["trained_at"]).timestamp(), is_same
 
 
-def _table(parts: Mapping[tuple[str, str], Rows], history: SampleHistory) -> bytes:
+def _table(rows_of: Mapping[str, Rows], history: SampleHistory) -> bytes:
     frames = []
-    for (name, part), rows in parts.items():
+    for name, rows in rows_of.items():
         frame = pl.DataFrame(rows.block.matrix, schema=list(FEATURES)).with_columns(
             pl.lit(name).alias("bottleneck_class"),
-            pl.lit(part).alias("part"),
             pl.Series("gpu", rows.block.gpus),
             pl.Series("gpu_uuid", [history.uuids[i] for i in rows.block.gpus]),
             pl.Series("at_s", rows.block.at_s),
             pl.Series("node", rows.node),
+            pl.Series("job", rows.job),
             pl.Series("onset_in_s", rows.onset_in_s),
             pl.Series("known_s", rows.known_s),
             pl.Series("weight", rows.weight),
@@ -215,6 +202,7 @@ def train_node_failure(
         "configuration": _digest(node_failure.configuration()), "seed": seed, "snapshot_id": snapshot_id,
         "span": [_text(history.since), _text(now_s)], "faults": len(history.start), "nodes": len(history.nodes),
         "weights": model.weights, "shape": model.shape, "metrics": _metrics(scores), "decision": reason,
+        "summary": f"{len(history.start)} faults of {len(history.nodes)} nodes: {reason}",
     }  # fmt: skip
     buffer = io.BytesIO()
     known.write_parquet(buffer, compression="zstd")

@@ -29,6 +29,7 @@ from scheduler_hints.snapshot import Publisher, SnapshotError, read_snapshot, sn
 
 TASK = "bottleneck"
 MARGIN_S = 5.0  # how much later than its interval a sample may come and still be in time
+GONE_S = 86_400.0  # a GPU that has been silent for a day is no longer one of the cluster's
 STATUS = "nowcast-status.json"
 
 
@@ -97,6 +98,7 @@ class Nowcast:
         self._node_risks: Sequence[NodeRisk] = ()
         self._champion: str | None = None
         self._resume()
+        self._reload()  # a model's libraries take seconds to load: not in the first tick
 
     # --- taking in ------------------------------------------------------------------------------------------
 
@@ -332,14 +334,15 @@ class Nowcast:
         horizon: float | None,
         scores: Sequence[Scored],
     ) -> dict[str, Any]:
+        there = self.window.age_s(now.timestamp()) <= GONE_S
         status = {
             "cluster": self.cluster,
             "last_tick": now.isoformat(),
             "ticks": self.ticks,
             "tick_s": self.config.tick_s,
-            "gpus": int(self.window.count),
+            "gpus": int(there.sum()),
             "fresh_gpus": int(fresh.sum()),
-            "stale_gpus": int((~fresh).sum()),
+            "stale_gpus": int((there & ~fresh).sum()),
             "excluded_nodes": len(self.inventory.excluded),
             "samples_total": self.samples_total,
             "last_received_at": self.last_received_at.isoformat() if self.last_received_at else None,

@@ -24,7 +24,9 @@ THERMAL = "thermal_throttle"
 def courses_of_heat(hours=10, gpus=32, seed=1):
     """Arrays in which GPUs warm up again and again: one time in three to the limit and over it, else to just below."""
     rng = np.random.default_rng(seed)
-    arrays = gang(seconds=int(hours * 3600), gpus=gpus, seed=seed)
+    arrays = gang(
+        seconds=int(hours * 3600), gpus=gpus, seed=seed, job=None
+    )  # GPUs that have nothing to do with another
     ts = arrays["ts"]
     for gpu in range(gpus):
         temp = 72 + rng.normal(0, 0.8, len(ts))
@@ -52,9 +54,8 @@ def heat_course(heat):
 @pytest.fixture(scope="module")
 def model(heat, heat_course):
     begin = heat.ts.min()
-    train = sample_rows(heat, heat_course, begin, begin + 5.5 * 3600, seed=1, max_quiet=4000)
-    calibrate = sample_rows(heat, heat_course, begin + 5.7 * 3600, begin + 7 * 3600, seed=2, max_quiet=4000)
-    return train, HazardForecaster.fit({THERMAL: train}, {THERMAL: calibrate}, seed=1, threads=1, rounds=60)
+    train = sample_rows(heat, heat_course, begin, begin + 7 * 3600, seed=1, max_quiet=4000)
+    return train, HazardForecaster.fit({THERMAL: train}, seed=1, threads=1, rounds=60)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,14 @@ def test_weights_stand_for_all_rows(heat, heat_course):
 
 def test_person_periods_stop_at_the_onset_and_at_what_is_unknown():
     block = FeatureBlock(THERMAL, np.arange(3), np.zeros(3), np.zeros((3, len(FEATURES)), np.float32))
-    rows = Rows(block, np.zeros(3, np.int64), np.array([70.0, np.inf, np.inf]), np.array([1e9, 1e9, 65.0]), np.ones(3))
+    rows = Rows(
+        block,
+        np.zeros(3, np.int64),
+        np.zeros(3, np.int64),
+        np.array([70.0, np.inf, np.inf]),
+        np.array([1e9, 1e9, 65.0]),
+        np.ones(3),
+    )
     row, interval, came = rows.person_periods()
     got = sorted(zip(row.tolist(), interval.tolist(), came.tolist(), strict=True))
     assert got == [
@@ -262,15 +270,36 @@ def test_alarms_by_hand():
 
     first = rows.block.gpus == 0
     good = count(first & (second > 1700) & (second < 1800))
-    assert (good.episodes, good.right, good.onsets, good.caught) == (1, 1, 1, 1)
+    assert (good.raised, good.right, good.events, good.caught) == (1, 1, 1, 1)
     assert 70 < good.lead_s <= 100
     assert good.forecastable_recall == good.recall == good.precision == 1
     wrong = count(~first & (second > 1700) & (second < 1800))
-    assert (wrong.episodes, wrong.right, wrong.caught) == (1, 0, 0)
+    assert (wrong.raised, wrong.right, wrong.caught) == (1, 0, 0)
     early = count(first & (second > 1000) & (second < 1100))
-    assert (early.episodes, early.right, early.caught) == (1, 0, 0)
+    assert (early.raised, early.right, early.caught) == (1, 0, 0)
     two = count(first & (((second > 900) & (second < 960)) | ((second > 1740) & (second < 1800))))
-    assert (two.episodes, two.right, two.precision) == (2, 1, 0.5)
+    assert (two.raised, two.right, two.precision) == (2, 1, 0.5)
+
+
+def test_what_befalls_a_gang_is_one_event_and_weighs_as_one():
+    arrays = gang(seconds=3600, gpus=16)
+    for name in ("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s"):
+        ramp = np.clip((arrays["ts"] - 1500) / 300, 0, 1) * (arrays["ts"] < 2400)
+        arrays[name] = (0.62 + 0.33 * ramp[:, None] + np.zeros(16)) * 450e9 * 0.83
+    arrays["step_time_s"] = 1 + 0.3 * ramp[:, None] + np.zeros(16)
+    history = SampleHistory(frame(arrays), BOOK)
+    of = course(history, "nvlink_saturation", BOOK)
+    begin, end = history.ts.min(), history.ts.max()
+    rows = all_rows(history, of, begin, end)
+    assert len(of.onset_row) == 16
+    assert set(rows.weight) == {1 / 16}
+    close = (rows.onset_in_s <= 60) & (rows.block.gpus < 12)
+    p = np.tile(np.where(close, 0.9, 0.1)[:, None], (1, len(HORIZONS_S)))
+    found = alarms(history, of, rows, p, begin, end)
+    assert (found.raised, found.right, found.events, found.caught) == (1, 1, 1, 1)
+    assert (found.onsets, found.onsets_caught) == (16, 12)
+    few = np.tile(np.where(close & (rows.block.gpus < 4), 0.9, 0.1)[:, None], (1, len(HORIZONS_S)))
+    assert alarms(history, of, rows, few, begin, end).caught == 0  # less than half of the gang was warned
 
 
 # --- training ---------------------------------------------------------------------------------------------
