@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ from scheduler_hints.nowcast import Nowcast
 log = logging.getLogger(__name__)
 
 WAIT_SHARE = 0.5  # of a tick that the loop waits for samples before it scores what it has
+JOBS_WAIT_SHARE = 0.1  # and then for jobs, before it cuts windows from the last ones
 LOG_EVERY_S = 60.0  # a problem that lasts is logged at most this often
 
 
@@ -72,50 +72,48 @@ class Poll:
         self.failures_total = 0
         self.seconds = 0.0
         self._ask = ask
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"poll-{name}")
-        self._future: Future[tuple[Any, datetime, float]] | None = None
+        self._thread: threading.Thread | None = None
+        self._answer: tuple[Any, datetime, float] | Exception | None = None
         self._logged = -LOG_EVERY_S
 
     def start(self) -> None:
         """Ask, unless the last question still waits for its answer."""
-        if self._future is None:
-            self._future = self._pool.submit(self._timed)
+        if self._thread is None:
+            self._answer = None
+            # A daemon: a source that hangs must not keep the process from ending either.
+            self._thread = threading.Thread(target=self._work, name=f"poll-{self.name}", daemon=True)
+            self._thread.start()
 
-    def _timed(self) -> tuple[Any, datetime, float]:
+    def _work(self) -> None:
         began = time.perf_counter()
         asked_at = datetime.now(UTC)  # before the answer: an age counted from here is never too young
-        return self._ask(), asked_at, time.perf_counter() - began
+        try:
+            self._answer = self._ask(), asked_at, time.perf_counter() - began
+        except Exception as error:
+            self._answer = error
 
     def take(self, wait_s: float) -> tuple[Any, datetime] | None:
         """The answer and when it was asked for; None when there is none yet or the source failed."""
-        future = self._future
-        if future is None:
+        if self._thread is None:
             return None
-        try:
-            answer, asked_at, self.seconds = future.result(timeout=max(wait_s, 0))
-        except TimeoutError:
-            if not future.done():
-                self.problem = f"{self.name}: no answer yet"
-                return None
-            self._fail(TimeoutError("timed out"))
+        self._thread.join(timeout=max(wait_s, 0))
+        if self._thread.is_alive():
+            self.problem = f"{self.name}: no answer yet"
             return None
-        except Exception as error:
-            self._fail(error)
+        self._thread = None
+        if self._answer is None or isinstance(self._answer, Exception):
+            self._fail(self._answer or RuntimeError("ended without an answer"))
             return None
-        self._future, self.problem = None, None
+        answer, asked_at, self.seconds = self._answer
+        self.problem = None
         return answer, asked_at
 
     def _fail(self, error: Exception) -> None:
-        self._future = None
         self.failures_total += 1
         self.problem = f"{self.name}: {type(error).__name__}: {error}"
         if time.monotonic() - self._logged >= LOG_EVERY_S:
             self._logged = time.monotonic()
             log.warning("source %s failed, going on without it: %s", self.name, error)
-
-    def close(self) -> None:
-        """Let the thread go; a hanging question is not waited for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def run(
@@ -152,30 +150,25 @@ def run(
     period_s = nowcast.config.jobs_period_s if jobs_period_s is None else jobs_period_s
     next_tick = time.monotonic()
     next_jobs = next_tick
-    try:
-        while not stop_event.is_set():
-            if jobs is not None and time.monotonic() >= next_jobs:
-                jobs.start()
-                next_jobs = time.monotonic() + period_s
-            telemetry.start()
-            _take_samples(nowcast, telemetry, WAIT_SHARE * tick_s, clean)
-            if jobs is not None:
-                _take_jobs(nowcast, jobs, 0.1 * tick_s if nowcast.ticks == 0 else 0.0, job_forecasts, node_risks)
-            try:
-                status = nowcast.tick(wall_clock())
-                if on_tick is not None:
-                    on_tick(status)
-            except Exception:  # the next tick may well succeed; hints expire by themselves meanwhile
-                log.exception("tick failed")
-            next_tick += tick_s
-            behind = time.monotonic() - next_tick
-            if behind > 0:
-                next_tick += tick_s * -(-behind // tick_s)
-            stop_event.wait(max(0.0, next_tick - time.monotonic()))
-    finally:
-        telemetry.close()
+    while not stop_event.is_set():
+        if jobs is not None and time.monotonic() >= next_jobs:
+            jobs.start()
+            next_jobs = time.monotonic() + period_s
+        telemetry.start()
+        _take_samples(nowcast, telemetry, WAIT_SHARE * tick_s, clean)
         if jobs is not None:
-            jobs.close()
+            _take_jobs(nowcast, jobs, JOBS_WAIT_SHARE * tick_s, job_forecasts, node_risks)
+        try:
+            status = nowcast.tick(wall_clock())
+            if on_tick is not None:
+                on_tick(status)
+        except Exception:  # the next tick may well succeed; hints expire by themselves meanwhile
+            log.exception("tick failed")
+        next_tick += tick_s
+        behind = time.monotonic() - next_tick
+        if behind > 0:
+            next_tick += tick_s * -(-behind // tick_s)
+        stop_event.wait(max(0.0, next_tick - time.monotonic()))
 
 
 def _take_samples(
