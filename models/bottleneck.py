@@ -104,6 +104,10 @@ class HazardForecaster:
         """Classes that were learned."""
         return sorted(self.boosters)
 
+    def version_of(self, bottleneck_class: str) -> str:
+        """Who forecasts a class: this model, or the trend where it has not learned the class."""
+        return self.version if bottleneck_class in self.boosters else self._trend.version
+
     @classmethod
     def fit(
         cls, rows: Mapping[str, Rows], *, seed: int = 1, threads: int = 1, rounds: int = ROUNDS

@@ -58,6 +58,10 @@ class BottleneckForecaster(Protocol):
         """Name in the registry, or of the baseline."""
         ...
 
+    def version_of(self, bottleneck_class: str) -> str:
+        """Name of what forecasts this class: a model need not have learned every one."""
+        ...
+
     def forecast(self, block: FeatureBlock) -> NDArray[np.float64]:
         """Probabilities, shape (rows, len(HORIZONS_S)); they never fall with the horizon."""
         ...
@@ -75,6 +79,10 @@ class TrendForecaster:
     """Trend of the distance over the last 90 s, fading ahead, with the spread around it."""
 
     version = TREND_VERSION
+
+    def version_of(self, bottleneck_class: str) -> str:  # noqa: ARG002
+        """The trend forecasts every class."""
+        return self.version
 
     def forecast(self, block: FeatureBlock) -> NDArray[np.float64]:
         """Probabilities, shape (rows, len(HORIZONS_S)).

@@ -208,7 +208,7 @@ class Nowcast:
                 self.problems["model"] = f"{forecaster.version}: {error}"
                 forecaster = TrendForecaster()
                 probabilities = forecaster.forecast(block)
-            scores.append(Scored(name, block, probabilities, is_active, forecaster.version))
+            scores.append(Scored(name, block, probabilities, is_active, forecaster.version_of(name)))
         return scores
 
     def _excluded(self) -> np.ndarray | None:
@@ -230,9 +230,7 @@ class Nowcast:
             return
         self.problems.pop("telemetry", None)
         outline = "\n".join(f"{hint.id} {hint.is_active} {hint.horizon_s}" for hint in self._bottlenecks).encode()
-        self._publish(
-            "bottlenecks", self._bottlenecks, ttl, newest, {TASK: self.forecaster.version}, horizon_s, outline
-        )
+        self._publish("bottlenecks", self._bottlenecks, ttl, newest, self._versions(), horizon_s, outline)
 
     def _publish_windows(self, now: datetime, horizon_s: float | None) -> None:
         if self._jobs is None or self._nodes is None or self._jobs_at is None:
@@ -252,7 +250,7 @@ class Nowcast:
         self.problems.pop("windows", None)
         versions = {"runtime": _runtime_version(self._forecasts)}
         self._publish("backfill-windows", windows, ttl, age, versions, None, _outline(windows))
-        self._publish("reservation-plans", plans, ttl, age, {TASK: self.forecaster.version, **versions}, horizon_s, b"")
+        self._publish("reservation-plans", plans, ttl, age, {**self._versions(), **versions}, horizon_s, b"")
 
     def _plan(self, jobs: pl.DataFrame, nodes: pl.DataFrame, now: datetime) -> tuple[Sequence[Any], Sequence[Any]]:
         from scheduler_hints.plans import reservation_plans
@@ -289,6 +287,10 @@ class Nowcast:
             return None
         self.problems.pop(kind, None)
         return snapshot
+
+    def _versions(self) -> dict[str, str]:
+        """Who forecasts which class."""
+        return {name: self.forecaster.version_of(name) for name in CLASSES}
 
     # --- models, status, restart ----------------------------------------------------------------------------
 
@@ -354,6 +356,7 @@ class Nowcast:
             "screened": {scored.bottleneck_class: len(scored.block.gpus) for scored in scores},
             "bottlenecks": len(self._bottlenecks),
             "model_version": self.forecaster.version,
+            "model_versions": self._versions(),
             "ring_bytes": self.window.nbytes(),
             "timings_s": {name: round(value, 6) for name, value in self.timings_s.items()},
             "problems": dict(self.problems),

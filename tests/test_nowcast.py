@@ -232,6 +232,9 @@ class Fixed:
     def __init__(self, p):
         self.p = p
 
+    def version_of(self, bottleneck_class):
+        return self.version
+
     def forecast(self, block):
         return np.full((len(block.matrix), 4), self.p)
 
@@ -259,6 +262,9 @@ def test_a_model_that_fails_leaves_the_trend_in_charge(tmp_path):
     class Broken:
         version = "broken"
 
+        def version_of(self, bottleneck_class):
+            return self.version
+
         def forecast(self, block):
             raise RuntimeError("no")
 
@@ -268,6 +274,18 @@ def test_a_model_that_fails_leaves_the_trend_in_charge(tmp_path):
         status = world.tick(second)
     assert [hint.model_version for hint in world.hints()] == [TREND_VERSION]
     assert "broken: no" in status["problems"]["model"]
+
+
+def test_a_class_that_a_model_has_not_learned_is_forecast_in_the_name_of_the_trend(tmp_path):
+    world = World(tmp_path, hot([3]))
+    world.nowcast.forecaster = HazardForecaster({"nvlink_saturation": None}, {}, version="v1")
+    for second in range(600, 1200, 15):
+        status = world.tick(second)
+    assert [hint.model_version for hint in world.hints()] == [TREND_VERSION]
+    named = read_snapshot(snapshot_path(tmp_path, "c", "bottlenecks")).model_versions
+    assert named == status["model_versions"]
+    assert named["nvlink_saturation"] == "v1"
+    assert named["thermal_throttle"] == TREND_VERSION
 
 
 def test_a_new_champion_is_taken_over_and_a_damaged_one_is_not(tmp_path):
