@@ -37,6 +37,21 @@ class RegistryError(Exception):
     """A model is missing, damaged or not allowed; the message names the file or version and what there is instead."""
 
 
+class NoEarlierChampionError(RegistryError):
+    """There is no sound champion to go back to."""
+
+
+class RegistryUnreadableError(RegistryError):
+    """The files cannot be got at (rights, a file where a folder should be). Nothing is known to be damaged."""
+
+
+def _unreadable(path: Path, error: OSError) -> RegistryUnreadableError:
+    return RegistryUnreadableError(
+        f"{path}: cannot be read: {error.strerror or error}; run as the user that owns the state folder, or mend its "
+        "rights; no model is known to be damaged"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A checked version.
@@ -193,7 +208,8 @@ class Registry:
             Name of the version that is champion now.
 
         Raises:
-            RegistryError: There is no earlier sound champion.
+            NoEarlierChampionError: There is no earlier sound champion.
+            RegistryUnreadableError: The files cannot be read, so nothing can be said of them.
         """
         with self._lock(task):
             present = self._present(task)
@@ -201,7 +217,7 @@ class Registry:
                 if self._is_sound(task, version):
                     self._point(task, version, "rollback", reason, actor, at)
                     return version
-        raise RegistryError(f"{task}: no sound champion before {present or 'the first'}; {self._offer(task)}")
+        raise NoEarlierChampionError(f"{task}: no sound champion before {present or 'the first'}; {self._offer(task)}")
 
     def withdraw(self, task: str, reason: str, *, actor: str = "operator", at: datetime | None = None) -> None:
         """Leave the task without a champion: its baseline forecasts. A later rollback brings the model back."""
@@ -228,7 +244,8 @@ class Registry:
         """Name of the version in charge, None when a baseline is.
 
         Raises:
-            RegistryError: The pointer cannot be read.
+            RegistryError: The pointer is damaged.
+            RegistryUnreadableError: The pointer cannot be read.
         """
         path = self._task(task) / POINTER
         try:
@@ -236,7 +253,9 @@ class Registry:
             version = pointer["version"]
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        except (ValueError, KeyError, TypeError) as error:
             raise RegistryError(f"{path}: unreadable pointer ({error}); `rollback` writes it anew") from None
         if version is not None and not (isinstance(version, str) and _NAME.fullmatch(version)):
             raise RegistryError(f"{path}: {version!r} is no name of a version; `rollback` writes it anew")
@@ -296,6 +315,8 @@ class Registry:
             lines = (self._task(task) / HISTORY).read_bytes().splitlines()
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise _unreadable(self._task(task) / HISTORY, error) from None
         found = []
         for line in lines:
             try:
@@ -326,9 +347,12 @@ class Registry:
 
     def _names(self, task: str) -> list[str]:
         folder = self._task(task)
-        if not folder.is_dir():
+        try:
+            return [path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        except FileNotFoundError:
             return []
-        return [path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        except OSError as error:
+            raise _unreadable(folder, error) from None
 
     def _offer(self, task: str) -> str:
         names = sorted(self._names(task), reverse=True)
@@ -338,6 +362,8 @@ class Registry:
         """The champion; where its pointer is damaged, the last one of the history."""
         try:
             return self.champion(task)
+        except RegistryUnreadableError:
+            raise
         except RegistryError:
             history = self.history(task)
             return history[-1].get("version") if history else None
@@ -360,18 +386,22 @@ class Registry:
     def _is_sound(self, task: str, version: str) -> bool:
         try:
             self._read(task, version, with_tables=False)
+        except RegistryUnreadableError:
+            raise
         except RegistryError:
             return False
         return True
 
     def _card(self, task: str, version: str) -> dict[str, Any]:
         path = self._task(task) / version / CARD
-        if not _NAME.fullmatch(version) or not path.parent.is_dir():
+        if version not in self._names(task):
             raise RegistryError(f"{task}: no version {version!r}; {self._offer(task)}")
         try:
             data = path.read_bytes()
+        except FileNotFoundError:
+            raise RegistryError(f"{path}: missing") from None
         except OSError as error:
-            raise RegistryError(f"{path}: cannot be read: {error.strerror}") from None
+            raise _unreadable(path, error) from None
         if _digest(data) != version.rsplit("-", 1)[-1]:
             raise RegistryError(f"{path}: altered or truncated since it was saved")
         try:
@@ -391,8 +421,10 @@ class Registry:
                 if name.endswith(TABLE_SUFFIX) and not with_tables:
                     continue
                 data = path.read_bytes()
+            except FileNotFoundError:
+                raise RegistryError(f"{path}: missing") from None
             except OSError as error:
-                raise RegistryError(f"{path}: cannot be read: {error.strerror}") from None
+                raise _unreadable(path, error) from None
             if hashlib.sha256(data).hexdigest() != facts["sha256"]:
                 raise RegistryError(f"{path}: altered since it was saved (hash differs)")
             files[name] = data
