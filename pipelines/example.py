@@ -14,6 +14,9 @@ _HEAD = """\
 # Copy to weatherglass.toml and change what differs. An environment variable overrides a setting:
 #   WEATHERGLASS_API__PORT=8080      is   [api] port = 8080
 #   WEATHERGLASS_CONFIG=/etc/weatherglass.toml chooses the file.
+# Two underscores stand between section and name. A variable that begins with WEATHERGLASS_ and is no setting is
+# refused, deliberately: a misspelt one would be ignored otherwise. (Kubernetes adds such variables for a Service of
+# that name: set `enableServiceLinks: false`.)
 # This file is generated: `weatherglass config example > weatherglass.example.toml`.
 """
 

@@ -7,12 +7,15 @@ Nothing here opens a connection.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -105,7 +108,7 @@ class ApiSettings(_Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on; anything but loopback needs tokens.")
     port: Port = Field(8700, description="Port of the hints API.")
-    tokens_file: str = Field("", description="JSON of hashed tokens, made by `weatherglass token`; empty: none.")
+    tokens_file: str = Field("", description="JSON of hashed tokens, made by `weatherglass token create`; empty: none.")
     insecure: bool = Field(False, description="Listen on other addresses without tokens.")
 
 
@@ -227,11 +230,52 @@ def _names(names: Any) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def _overlay(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+Location = tuple[Any, ...]
+
+
+def _variables() -> dict[str, Location]:
+    """Every environment variable that is a setting, but those of clusters, whose names are free."""
+    found: dict[str, Location] = {}
+    for name, info in Settings.model_fields.items():
+        fields = getattr(info.annotation, "model_fields", {}) if info.default_factory is not None else {}
+        for location in [(name, field) for field in fields] or [(name,)]:
+            found[ENV_PREFIX + "__".join(location).upper()] = location
+    return found
+
+
+def _refuse_variable(key: str, text: str) -> SettingsError:
+    """The error for a variable that is no setting: its name, and the one that was meant."""
+    known = [*_variables(), *sorted(ENV_OTHER)]
+    cluster = re.fullmatch(f"{ENV_PREFIX}CLUSTERS_+(.+?)_+({'|'.join(Cluster.model_fields)})", key, re.IGNORECASE)
+    if cluster:
+        meant = f"{ENV_PREFIX}CLUSTERS__{cluster[1]}__{cluster[2]}".upper()
+        if meant != key:
+            return SettingsError(f"{key} = {_shown(text)}: no such setting; did you mean {meant}?")
+    flat = {re.sub("_+", "_", name.removeprefix(ENV_PREFIX)): name for name in known}
+    near = difflib.get_close_matches(re.sub("_+", "_", key.removeprefix(ENV_PREFIX).upper()), list(flat), n=1)
+    hint = f"did you mean {flat[near[0]]}?" if near else "`weatherglass config example` lists all settings."
+    dotted = key.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+    return SettingsError(
+        f"{key} = {_shown(text)}: no such setting ({dotted}); {hint} Every variable that begins with {ENV_PREFIX} must "
+        f"be one: {ENV_PREFIX}SECTION__NAME, two underscores after the section"
+    )
+
+
+def _overlay(data: dict[str, Any], environ: Mapping[str, str]) -> dict[Location, str]:
+    """Put the environment's settings into `data`.
+
+    Returns:
+        Which variable each of them came from.
+    """
+    known = set(_variables().values()) | {(name,) for name in Settings.model_fields}
+    origins: dict[Location, str] = {}
     for key, text in sorted(environ.items()):
         if not key.startswith(ENV_PREFIX) or key in ENV_OTHER:
             continue
-        path = [part.lower() for part in key.removeprefix(ENV_PREFIX).split("__")]
+        path = tuple(part.lower() for part in key.removeprefix(ENV_PREFIX).split("__"))
+        is_cluster = len(path) == 3 and path[0] == "clusters" and path[2] in Cluster.model_fields
+        if path not in known and not is_cluster:
+            raise _refuse_variable(key, text)
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -242,10 +286,56 @@ def _overlay(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]
             if not isinstance(here, dict):
                 raise SettingsError(f"{key}: {part} is not a section")
         here[path[-1]] = value
-    return data
+        origins[path] = key
+    return origins
 
 
-def _choices(location: tuple[Any, ...]) -> str:
+def _shown(value: Any) -> str:
+    """A value as messages may show it: without the password of a URL or connection string, or a token."""
+    text = re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", repr(value))
+    text = re.sub(r"\bwg_[0-9a-f]+_[\w-]+", "wg_***", text)
+    return re.sub(r"(password\s*=\s*)[^\s\"']+", r"\1***", text, flags=re.IGNORECASE)
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port that is no number, half an IPv6 address
+        return False
+
+
+def _contradictions(settings: Settings) -> Iterator[tuple[Location, str]]:
+    """Settings that are well-formed each by itself, and cannot work: location, and what is wrong."""
+    kind, _, address = settings.store.url.partition(":")
+    if kind not in ("sqlite", "postgres") or not address:
+        yield ("store", "url"), f"{_shown(settings.store.url)}: it must be sqlite:PATH or postgres:DSN"
+    for name, cluster in settings.clusters.items():
+        for location, text in _cluster_contradictions(cluster):
+            yield ("clusters", name, location), text
+
+
+def _cluster_contradictions(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    if cluster.telemetry == "trace" and not cluster.telemetry_path:
+        yield "telemetry_path", "'': telemetry = \"trace\" needs the canonical Parquet file that it reads"
+    if cluster.jobs in ("trace", "sacct-file") and not cluster.jobs_path:
+        files = "canonical Parquet or SWF" if cluster.jobs == "trace" else "text of sacct"
+        yield "jobs_path", f"'': jobs = \"{cluster.jobs}\" needs the file that it reads ({files})"
+    if cluster.telemetry == "prometheus" and not _is_http(cluster.prometheus_url):
+        yield (
+            "prometheus_url",
+            f"{_shown(cluster.prometheus_url)}: it must be http://HOST[:PORT] or https://HOST[:PORT]",
+        )
+    if cluster.telemetry == "scrape":
+        choices = "URLs of /metrics pages (http://HOST:PORT/metrics), or sd+URL of an http_sd list"
+        if not cluster.scrape_targets:
+            yield "scrape_targets", f'[]: telemetry = "scrape" needs {choices}'
+        for target in cluster.scrape_targets:
+            if not _is_http(target.removeprefix("sd+")):
+                yield "scrape_targets", f"{_shown(target)}: it must be one of {choices}"
+
+
+def _choices(location: Location) -> str:
     """Valid names beside a wrong one, nearest first."""
     section: Any = Settings
     for part in location[:-1]:
@@ -258,18 +348,25 @@ def _choices(location: tuple[Any, ...]) -> str:
     return f"valid names: {', '.join(names)}{hint}"
 
 
-def _explain(error: ValidationError, origin: str) -> str:
-    lines = []
+def _explain(error: ValidationError) -> Iterator[tuple[Location, str]]:
+    """Location of each wrong setting, and what is wrong with it."""
     for item in error.errors():
         location = tuple(item["loc"])
-        name = ".".join(str(part) for part in location) or "settings"
         if item["type"] == "extra_forbidden":
-            lines.append(f"{name} = {item['input']!r}: no such setting; {_choices(location)}")
-        elif not location:
-            lines.append(item["msg"].removeprefix("Value error, "))
+            yield location, f"{_shown(item['input'])}: no such setting; {_choices(location)}"
         else:
-            lines.append(f"{name} = {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
-    return f"{origin}: " + f"\n{origin}: ".join(lines)
+            text = item["msg"].removeprefix("Value error, ")
+            yield location, f"{_shown(item['input'])}: {text}" if location else text
+
+
+def _message(problems: Iterator[tuple[Location, str]], origin: str, variables: Mapping[Location, str]) -> str:
+    """One line for each problem, beginning with the file or the environment variable that it came from."""
+    lines = []
+    for location, text in problems:
+        name = ".".join(str(part) for part in location)
+        source = next((key for path, key in variables.items() if location[: len(path)] == path), origin)
+        lines.append(f"{source}: {name} = {text}" if name else f"{source}: {text}")
+    return "\n".join(lines)
 
 
 def parse_settings(data: dict[str, Any], environ: Mapping[str, str], origin: str = "settings") -> Settings:
@@ -286,10 +383,15 @@ def parse_settings(data: dict[str, Any], environ: Mapping[str, str], origin: str
     Raises:
         SettingsError: Names every wrong setting with its value and the valid choices.
     """
+    data = copy.deepcopy(data)
+    variables = _overlay(data, environ)
     try:
-        return Settings.model_validate(_overlay(dict(data), environ))
+        settings = Settings.model_validate(data)
     except ValidationError as error:
-        raise SettingsError(_explain(error, origin)) from None
+        raise SettingsError(_message(_explain(error), origin, variables)) from None
+    if wrong := _message(_contradictions(settings), origin, variables):
+        raise SettingsError(wrong)
+    return settings
 
 
 def load_settings(path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:

@@ -187,9 +187,8 @@ def test_retention_names_every_tables_setting():
 
 
 def test_the_spool_keeps_what_is_not_in_the_store_yet(tmp_path):
-    settings = parse_settings(
-        {"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {"telemetry": "scrape"}}}, {}
-    )
+    alpha = {"telemetry": "scrape", "scrape_targets": ["http://127.0.0.1:9400/metrics"]}
+    settings = parse_settings({"state_dir": str(tmp_path / "state"), "clusters": {"alpha": alpha}}, {})
     folder = settings.state / "spool" / "alpha"
     spool = Spool(folder)
     now = START + timedelta(hours=6)

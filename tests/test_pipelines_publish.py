@@ -180,7 +180,7 @@ def test_every_node_has_a_risk_that_is_made_anew_when_half_its_life_is_over(stor
 
 
 def test_an_outage_of_the_scheduler_publishes_nothing(store, settings, tmp_path):
-    data = {"jobs": "trace", "jobs_path": str(tmp_path / "absent.parquet"), "telemetry": "trace"}
+    data = {"jobs": "trace", "jobs_path": str(tmp_path / "absent.parquet")}
     lost = parse_settings({"state_dir": settings.state_dir, "clusters": {"alpha": data}}, {})
     report = publish_jobs_of(store, lost, "alpha", START)
     assert "absent.parquet" in report.error
