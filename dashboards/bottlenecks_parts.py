@@ -80,7 +80,7 @@ def stale_notice(hints: HintList, status: Mapping[str, Any] | None, now: datetim
             when = f"{distance} ago" if word == "expired" else f"in {distance}"
             known = f"The last hints seen here were made at {words.clock(hints.last_generated_at)} and {word} {when}."
         return notice(
-            "bad", "The hints API does not answer", words.sentence(hints.message), known,
+            "bad", "No answer from the hints API that could be shown", words.sentence(hints.message), known,
             "Nothing is shown as valid. Schedulers go on as without hints. The page tries again at each refresh.",
         )  # fmt: skip
     ages = [

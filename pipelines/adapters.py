@@ -111,6 +111,9 @@ class HintsOverHttp:
             raise ApiError("unreachable", f"the hints API at {self._url} does not answer: {error}") from error
         if answer.status_code in {200, 503}:
             return body
+        if answer.status_code == 401:
+            advice = "make one with `weatherglass token create dashboards` and set WEATHERGLASS_TOKEN to it"
+            raise ApiError("unauthorized", f"the hints API wants a token of this page's server: {advice}")
         raise ApiError(body["error"]["code"], body["error"]["message"])
 
 

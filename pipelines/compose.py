@@ -55,7 +55,11 @@ def clusters_of(settings: Settings, name: str | None) -> list[str]:
         settings.cluster(name)
         return [name]
     if not settings.clusters:
-        raise SettingsError("no cluster in the settings; add a [clusters.NAME] block (see weatherglass.example.toml)")
+        demo = Path("var/demo/weatherglass.toml")
+        hint = f"; the demo's settings: --config {demo}" if demo.exists() else ""
+        raise SettingsError(
+            f"no cluster in the settings; add a [clusters.NAME] block (see weatherglass.example.toml){hint}"
+        )
     return sorted(settings.clusters)
 
 
@@ -108,7 +112,7 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
     stop = _stop_event()
 
     def clean(frame: Any) -> Any:
-        return clean_gpu_samples(frame)[0]
+        return clean_gpu_samples(frame, datetime.now(UTC))[0]
 
     try:
         now = datetime.now(UTC)

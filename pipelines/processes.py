@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class Processes:
             OSError: The program cannot be started; the message names it.
         """
         self.children[child.name] = child
-        with self.log_path(child.name).open("ab") as output:
+        with self._log(child.name) as output:
             child.process = subprocess.Popen(
                 child.argv,
                 stdin=subprocess.DEVNULL,
@@ -92,6 +93,14 @@ class Processes:
         child.started_at = time.monotonic()
         child.restart_at = None
         return child
+
+    def _log(self, name: str) -> BinaryIO:
+        """The child's log; where it cannot be opened (a full or read-only disk) its output is let go."""
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            return self.log_path(name).open("ab")
+        except OSError:
+            return Path(os.devnull).open("ab")
 
     def watch(self) -> list[str]:
         """Restart services that died (after 1, 2, 4 … 30 s); call it a few times a second.
@@ -106,9 +115,7 @@ class Processes:
                 continue
             if child.restart_at is not None:
                 if now >= child.restart_at:
-                    self.start(child)
-                    child.restarts += 1
-                    events.append(f"{child.name}: restarted (pid {child.pid})")
+                    events.append(self._restart(child, now))
                 continue
             code = child.process.poll()
             if code is None:
@@ -125,6 +132,15 @@ class Processes:
             how = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
             events.append(f"{child.name}: {how}; again in {delay:.0f} s; see {self.log_path(child.name)}")
         return events
+
+    def _restart(self, child: Child, now: float) -> str:
+        try:
+            self.start(child)
+        except OSError as error:  # no memory, no descriptor: later there may be
+            child.restart_at = now + _MAX_BACKOFF_S
+            return f"{child.name}: cannot be started: {error}; again in {_MAX_BACKOFF_S:.0f} s"
+        child.restarts += 1
+        return f"{child.name}: restarted (pid {child.pid})"
 
     def wait_for(self, name: str, timeout_s: float) -> int | None:
         """Exit code of a task, or None when it still runs after `timeout_s`."""

@@ -7,24 +7,17 @@ settings file a simulated cluster stands in. How processes are watched is `pipel
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pipelines.preflight import DEMO, check_ports, claim, demo_settings, fresh_demo_state
 from pipelines.processes import Child, Processes
-from pipelines.settings import ENV_PREFIX, Settings, SettingsError, load_settings, parse_settings
+from pipelines.settings import ENV_PREFIX, Settings, SettingsError, load_settings
 
 ROOT = Path(__file__).parent.parent
-DEMO = "demo"
-_MARKER = ".weatherglass-demo"
-
-
-class StartError(Exception):
-    """Weatherglass cannot start; the message says why and what to do."""
 
 
 def _say(text: str = "") -> None:
@@ -33,58 +26,6 @@ def _say(text: str = "") -> None:
 
 def _command(*arguments: str) -> list[str]:
     return [sys.executable, str(ROOT / "weatherglass.py"), *arguments]
-
-
-def demo_settings(environ: dict[str, str]) -> tuple[Settings, str]:
-    """Settings of the simulated cluster, and the same as TOML text for the children."""
-    base = parse_settings({}, {k: v for k, v in environ.items() if k != f"{ENV_PREFIX}STATE_DIR"})
-    state = Path(environ.get(f"{ENV_PREFIX}STATE_DIR", "var/demo")).absolute()
-    simulator = base.simulator
-    text = f"""\
-state_dir = "{state}"
-[clusters.{DEMO}]
-telemetry = "scrape"
-jobs = "sacct-file"
-scrape_targets = ["sd+http://127.0.0.1:{simulator.port}/sd"]
-jobs_path = "{state}/sim/sacct.txt"
-inventory = "{state}/sim/inventory.csv"
-tick_s = {simulator.tick_s}
-exporter_interval_s = {simulator.tick_s}
-[ingest]
-window_s = 60
-lag_s = 10
-initial_history_s = 0
-"""
-    import tomllib
-
-    others = {k: v for k, v in environ.items() if k != f"{ENV_PREFIX}STATE_DIR"}
-    return parse_settings(tomllib.loads(text), others, "demo"), text
-
-
-def _fresh_demo_state(state: Path) -> None:
-    """An old demo's state is removed; anything else that lies there is never touched."""
-    if state.exists() and any(state.iterdir()):
-        if not (state / _MARKER).exists():
-            raise StartError(
-                f"{state} is not empty and was not made by the demo; set {ENV_PREFIX}STATE_DIR to another folder"
-            )
-        shutil.rmtree(state)
-    state.mkdir(parents=True, exist_ok=True)
-    (state / _MARKER).write_text("Made by `weatherglass run` without a settings file; removed at its next start.\n")
-
-
-def _check_ports(ports: dict[str, tuple[str, int]]) -> None:
-    for setting, (host, port) in ports.items():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                variable = f"{ENV_PREFIX}{setting.upper().replace('.', '__')}"
-                raise StartError(
-                    f"{setting} = {port}: cannot listen on {host}:{port} ({error.strerror}); is another Weatherglass "
-                    f"running? choose another with {variable}=PORT"
-                ) from None
 
 
 def _answers(url: str) -> bool:
@@ -163,18 +104,31 @@ class _Run:
                 self.tell("simulator", f"not up after 120 s; see {self.processes.log_path('simulator')}")
         for name in self.settings.clusters:
             self.service(f"nowcast-{name}", _command("nowcast", "--cluster", name))
-        if self.wait_until(lambda: _answers(f"http://{api.host}:{api.port}/readyz"), 90):
-            self.tell("hints API", f"live hints at http://{api.host}:{api.port}/v1/bottlenecks")
-        elif not self.stopping:
-            self.tell("hints API", f"no fresh hint yet; see {self.processes.log_path('api')} and nowcast logs there")
         if self.wait_until(lambda: _answers(f"http://{pages.host}:{pages.port}/"), 60):
             self.tell("dashboards", f"http://{pages.host}:{pages.port}/")
+        if self.wait_until(lambda: _answers(f"http://{api.host}:{api.port}/healthz"), 30):
+            self.tell("hints API", f"http://{api.host}:{api.port}/v1/status")
+        if self.wait_until(lambda: _answers(f"http://{api.host}:{api.port}/readyz"), 30):
+            self.tell("nowcast", "hints are live")
+        elif not self.stopping:
+            for name in self.settings.clusters:
+                self.tell("nowcast", f"{name}: no fresh hint yet; {self.problems(name)}")
+
+    def problems(self, cluster: str) -> str:
+        """What the nowcast of a cluster says keeps it from publishing, in words."""
+        import json
+
+        try:
+            status = json.loads((self.settings.published / cluster / "nowcast-status.json").read_bytes())
+        except (OSError, ValueError):
+            return f"see {self.processes.log_path(f'nowcast-{cluster}')}"
+        return "; ".join(dict.fromkeys(status.get("problems", {}).values())) or "it is starting"
 
     def start_behind(self) -> None:
         if self.is_demo and not self.stopping and self.task("history", _command("demo-history"), 300):
             self.tell("history", "the simulated past is in the store")
         if not self.is_demo and not self.stopping and self.task("ingest", _command("ingest"), 900):
-            self.tell("ingest", "samples and jobs are in the store")
+            self.tell("ingest", self.last_line("ingest"))
         if not self.stopping and self.task("publish", _command("publish"), 300):
             self.tell("publish", "forecasts of jobs and nodes are published")
         if self.dagster and not self.stopping:
@@ -183,6 +137,29 @@ class _Run:
             self.tell("retrain", "first models trained; those that beat their baselines are in charge")
             if not self.stopping:
                 self.task("publish", _command("publish"), 300)
+
+    def last_line(self, name: str) -> str:
+        lines = self.processes.log_path(name).read_text(errors="replace").splitlines()
+        return lines[-1] if lines else "done"
+
+    def show_an_onset(self) -> None:
+        """In the demo something is made to happen soon, so that there is a hint to see: a GPU that warms up."""
+        import httpx
+
+        base = f"http://127.0.0.1:{self.settings.simulator.port}"
+        try:
+            jobs = httpx.get(f"{base}/jobs", timeout=5).json()["items"]
+            busy = [job for job in jobs if job["state"] == "RUNNING" and (job["gpus"] or 0) >= 8]
+            for job in sorted(busy, key=lambda job: job["start_time"])[:5]:
+                node = job["node_list"].split(",")[0]
+                body = {"class": "thermal_throttle", "node": node, "gpu_index": 3, "onset_in_s": 150, "is_step": False}
+                if httpx.post(f"{base}/control/inject", json=body, timeout=5).status_code == 200:
+                    self.tell(
+                        "simulator", f"cooling of a GPU of {node} begins to fail; it will throttle in about 150 s"
+                    )
+                    return
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            self.tell("simulator", f"no onset could be made to happen: {error}")
 
     def start_dagster(self) -> None:
         from pipelines.dagster_home import dagster_environment
@@ -212,9 +189,7 @@ class _Run:
                 f'No settings file: simulating cluster "{DEMO}", {simulator.nodes} nodes, {8 * simulator.nodes} GPUs, '
                 f"{simulator.jobs_days:g} days of jobs behind it."
             )
-            _say(
-                f"  Bottlenecks and faults happen {simulator.fault_scale:g} times as often as in life."
-            )
+            _say(f"  Bottlenecks and faults happen {simulator.fault_scale:g} times as often as in life.")
             _say("  For your own cluster: weatherglass config example > weatherglass.toml, edit, WEATHERGLASS_CONFIG=…")
         else:
             _say(f"Clusters: {', '.join(sorted(self.settings.clusters))}")
@@ -228,9 +203,11 @@ class _Run:
         _say(f"  {pages}/                 Is my fleet good?")
         _say(f"  {pages}/bottlenecks      What is about to go wrong?")
         _say(f"  {api}/v1/status          freshness of every cluster and forecast")
-        _say(f"  {api}/v1/backfill-windows?nodes=2&duration_s=3600")
+        _say(f"  {api}/v1/bottlenecks            hints as a scheduler reads them")
         if self.dagster:
             _say(f"  http://{self.settings.dagster.host}:{self.settings.dagster.port}/    Dagster: assets, runs")
+        if self.is_demo:
+            _say(f"Commands here: weatherglass --config {self.settings.state / 'weatherglass.toml'} models list")
         _say(f"Logs: {self.processes.logs}   Stop: Ctrl-C")
         _say()
 
@@ -270,9 +247,10 @@ def run_everything(*, dagster: bool = True) -> int:
         ports["dagster.port"] = (settings.dagster.host, settings.dagster.port)
     if is_demo:
         ports["simulator.port"] = ("127.0.0.1", settings.simulator.port)
-    _check_ports(ports)
+    lock = claim(settings.state)
+    check_ports(ports)
     if is_demo:
-        _fresh_demo_state(settings.state)
+        fresh_demo_state(settings.state)
         config = settings.state / "weatherglass.toml"
         config.write_text(text)
         os.environ["WEATHERGLASS_CONFIG"] = str(config)
@@ -285,9 +263,12 @@ def run_everything(*, dagster: bool = True) -> int:
         run.start_first()
         if not run.stopping:
             run.invitation()
+        if is_demo and not run.stopping:
+            run.show_an_onset()
         run.start_behind()
         while not run.stopping:
             run.pause()
     finally:
         run.stop()
+        lock.release()
     return 0

@@ -6,6 +6,7 @@ loading of the file into the store.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import threading
@@ -84,6 +85,7 @@ def jsonl_audit(path: Path) -> Callable[[dict[str, Any]], None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
             try:
+                fcntl.flock(handle, fcntl.LOCK_EX)  # another process's line may be half in the file
                 size = os.fstat(handle).st_size
                 if size and os.pread(handle, 1, size - 1) != b"\n":
                     line = b"\n" + line

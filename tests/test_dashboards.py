@@ -279,7 +279,7 @@ def test_stale_hints_are_not_shown_and_come_back(site):
 def test_an_api_that_is_down_is_an_answer_too(site):
     site.hints.state = "down"
     site.open("/bottlenecks")
-    assert "The hints API does not answer" in site.text("#bottlenecks-list")
+    assert "No answer from the hints API" in site.text("#bottlenecks-list")
     assert "http://127.0.0.1:8700 refused the connection" in site.text("#bottlenecks-list")
     site.open("/")
     assert site.text("#fleet-goodness").endswith("%")

@@ -1,6 +1,7 @@
 """The supervisor's processes: restarted when killed, stopped whole, never left behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,6 +108,16 @@ def test_children_get_term_when_the_supervisor_is_killed(tmp_path):
         assert alive(pid)
         supervisor.kill()
     assert until(lambda: not alive(pid))
+
+
+def test_a_service_comes_back_though_its_log_folder_has_gone(processes):
+    child = processes.start(Child("nowcast", SLEEP))
+    shutil.rmtree(processes.logs)
+    processes.logs.write_text("in the way")
+    first = child.pid
+    os.kill(first, signal.SIGKILL)
+    assert until(lambda: processes.watch() or (child.pid != first and child.is_running))
+    assert until(lambda: processes.watch() or (child.pid != first and child.is_running))
 
 
 def test_a_program_that_is_not_there_is_named(processes):
