@@ -10,12 +10,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Generator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
 VERSION = "0.1.0"
+TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")  # here too, so that `--help` stays quick
 
 
 class _Group(click.Group):
@@ -23,6 +25,22 @@ class _Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.commands)
+
+
+class _Length(click.ParamType):
+    """A length of time as `90m`, `6h` or `30d`."""
+
+    name = "length of time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        from pipelines.commands import CommandError, duration
+
+        if isinstance(value, timedelta):
+            return value
+        try:
+            return duration(value)
+        except CommandError as error:
+            self.fail(str(error), param, ctx)
 
 
 def _example(*lines: str) -> str:
@@ -58,6 +76,7 @@ def _settings() -> Any:
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # its retries end in an error of ours
     return settings
 
 
@@ -94,8 +113,13 @@ def doctor() -> None:
 
 @cli.command(epilog=_example("weatherglass ingest", "weatherglass ingest --cluster prod --since 6h"))
 @_cluster
-@click.option("--since", help="Read back from this long ago, as 90m, 6h or 30d, whatever was read before.")
-def ingest(cluster: str | None, since: str | None) -> None:
+@click.option(
+    "--since",
+    type=_Length(),
+    metavar="TIME",
+    help="Read back from this long ago, as 90m, 6h or 30d, whatever was read before.",
+)
+def ingest(cluster: str | None, since: timedelta | None) -> None:
     """Read new samples and jobs into the store."""
     from pipelines.commands import ingest_once
 
@@ -121,7 +145,7 @@ def publish(cluster: str | None) -> None:
 
 @cli.command(epilog=_example("weatherglass retrain", "weatherglass retrain --cluster prod --task runtime"))
 @_cluster
-@click.option("--task", "tasks", multiple=True, help="Only this task (repeatable).")
+@click.option("--task", "tasks", type=click.Choice(TASKS), multiple=True, help="Only this task (repeatable).")
 def retrain(cluster: str | None, tasks: tuple[str, ...]) -> None:
     """Train models; promote what earned it."""
     from pipelines.commands import retrain_once
@@ -191,10 +215,13 @@ def slurm_agent_release() -> None:
 
 @cli.group(cls=_Group, epilog=_example("weatherglass models list"))
 def models() -> None:
-    """Look at models, promote, roll back."""
+    """Look at models, promote, roll back.
+
+    TASK is one of runtime, wait, job_failure, node_failure, bottleneck.
+    """
 
 
-_task = click.argument("task")
+_task = click.argument("task", type=click.Choice(TASKS), metavar="TASK")
 
 
 @models.command("list", epilog=_example("weatherglass models list --cluster prod"))
@@ -236,24 +263,49 @@ def models_promote(task: str, version: str, reason: str, cluster: str | None) ->
 @click.option("--reason", required=True, help="Why; kept in the registry.")
 @_cluster
 def models_rollback(task: str, reason: str, cluster: str | None) -> None:
-    """Make the previous champion the champion again."""
+    """Make the previous champion the champion again.
+
+    Where there is none, the baseline takes charge: this is how a bad first model is switched off.
+    """
     from pipelines.commands import rollback_model
 
     rollback_model(_settings(), cluster, task, reason)
 
 
-@cli.command("token", epilog=_example("weatherglass token slurm --role read --cluster prod"))
+@cli.group(cls=_Group, epilog=_example("weatherglass token create dashboards", "weatherglass token list"))
+def token() -> None:
+    """Make, list and revoke API tokens."""
+
+
+@token.command("create", epilog=_example("weatherglass token create slurm --role read --cluster prod"))
 @click.argument("name")
 @click.option("--role", type=click.Choice(["read", "place", "admin"]), default="read", show_default=True)
 @click.option("--cluster", "clusters", multiple=True, help="Only this cluster (repeatable; default: all).")
-def token(name: str, role: str, clusters: tuple[str, ...]) -> None:
-    """Make an API token.
+def token_create(name: str, role: str, clusters: tuple[str, ...]) -> None:
+    """Make a token.
 
     It is printed once and stored hashed in api.tokens_file.
     """
     from pipelines.commands import make_token
 
     make_token(_settings(), name, role, clusters)
+
+
+@token.command("list", epilog=_example("weatherglass token list"))
+def token_list() -> None:
+    """List names, roles and clusters of all tokens; the tokens themselves are stored nowhere."""
+    from pipelines.commands import list_tokens
+
+    list_tokens(_settings())
+
+
+@token.command("revoke", epilog=_example("weatherglass token revoke slurm"))
+@click.argument("name")
+def token_revoke(name: str) -> None:
+    """Revoke a token: a running API refuses it within a second."""
+    from pipelines.commands import remove_token
+
+    remove_token(_settings(), name)
 
 
 @cli.group(cls=_Group, epilog=_example("weatherglass config check"))
@@ -289,7 +341,7 @@ def simulate(arguments: tuple[str, ...]) -> None:
     """
     from simulator.__main__ import main as simulator_main
 
-    simulator_main(list(arguments))
+    simulator_main(list(arguments), prog_name="weatherglass simulate")
 
 
 @contextlib.contextmanager

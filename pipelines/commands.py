@@ -14,41 +14,70 @@ from pipelines.settings import Settings
 
 TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_LONGEST_S = 3650 * 86_400.0
 
 
 def duration(text: str) -> timedelta:
     """A length of time as `90s`, `30m`, `6h` or `30d`.
 
     Raises:
-        CommandError: It is not of that form.
+        CommandError: It is not of that form, zero, or longer than ten years.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if not found:
         raise CommandError(f"{text!r} is not a length of time; write it as 90s, 30m, 6h or 30d")
-    return timedelta(seconds=float(found[1]) * _UNITS_S[found[2]])
+    length_s = float(found[1]) * _UNITS_S[found[2]]
+    if not 0 < length_s <= _LONGEST_S:
+        raise CommandError(f"{text!r} is out of range; more than 0s, {_LONGEST_S / 86_400:.0f}d at most")
+    return timedelta(seconds=length_s)
 
 
 def make_token(settings: Settings, name: str, role: str, clusters: Iterable[str]) -> None:
     """Make an API token and print it once."""
     from scheduler_hints.tokens import create_token
 
-    if not settings.api.tokens_file:
-        raise CommandError("api.tokens_file is empty: set it to the file that tokens are kept in, hashed")
+    path = _tokens_file(settings)
     for cluster in clusters:
         settings.cluster(cluster)
-    path = Path(settings.api.tokens_file)
     print(create_token(path, name, role, tuple(clusters) or None))
+
+
+def list_tokens(settings: Settings) -> None:
+    """Print name, role, clusters and date of every token."""
+    from scheduler_hints.tokens import read_tokens
+
+    path = _tokens_file(settings)
+    try:
+        tokens = read_tokens(path)
+    except FileNotFoundError:
+        tokens = []
+    if not tokens:
+        print(f"no tokens in {path}; make one with `weatherglass token create NAME`")
+    width = max((len(token.name) for token in tokens), default=0)
+    for token in tokens:
+        clusters = "all clusters" if token.clusters is None else ", ".join(token.clusters)
+        print(f"{token.name:<{width}}  {token.role:<5}  made {token.created_at:%Y-%m-%d %H:%M} UTC  {clusters}")
+
+
+def remove_token(settings: Settings, name: str) -> None:
+    """Revoke a token: a running API refuses it within a second."""
+    from scheduler_hints.tokens import revoke_token
+
+    path = _tokens_file(settings)
+    revoke_token(path, name)
+    print(f"{name}: revoked; the hints API refuses it from now on")
+
+
+def _tokens_file(settings: Settings) -> Path:
+    if not settings.api.tokens_file:
+        raise CommandError("api.tokens_file is empty: set it to the file that tokens are kept in, hashed")
+    return Path(settings.api.tokens_file)
 
 
 def _registry(settings: Settings, cluster: str) -> Any:
     from models.registry import Registry
 
     return Registry(settings.registry / cluster)
-
-
-def _check_task(task: str) -> None:
-    if task not in TASKS:
-        raise CommandError(f"no task {task!r}; tasks: {', '.join(TASKS)}")
 
 
 def list_models(settings: Settings, cluster: str | None) -> None:
@@ -66,7 +95,6 @@ def list_models(settings: Settings, cluster: str | None) -> None:
 
 def show_model(settings: Settings, cluster: str | None, task: str, version: str | None) -> None:
     """Print the card of a version, or of the champion, as JSON."""
-    _check_task(task)
     name = one_cluster(settings, cluster)
     registry = _registry(settings, name)
     if version is None and registry.champion(task) is None:
@@ -76,20 +104,40 @@ def show_model(settings: Settings, cluster: str | None, task: str, version: str 
 
 def promote_model(settings: Settings, cluster: str | None, task: str, version: str, reason: str) -> None:
     """Make a version the champion; the nowcast and the next publication take it over by themselves."""
-    _check_task(task)
     name = one_cluster(settings, cluster)
     _registry(settings, name).promote(task, version, reason)
     print(f"{name} {task}: champion is now {version}")
 
 
 def rollback_model(settings: Settings, cluster: str | None, task: str, reason: str) -> None:
-    """Make the previous champion the champion again."""
-    _check_task(task)
+    """Take the champion out of charge: the one before it comes back; where there is none, the baseline.
+
+    Raises:
+        CommandError: The baseline is in charge already.
+    """
+    from models.registry import NoEarlierChampionError, RegistryError, RegistryUnreadableError
+
     name = one_cluster(settings, cluster)
-    print(f"{name} {task}: champion is now {_registry(settings, name).rollback(task, reason)}")
+    registry = _registry(settings, name)
+    try:
+        is_baseline = registry.champion(task) is None
+    except RegistryUnreadableError:
+        raise
+    except RegistryError:  # the pointer is damaged: it is written anew below
+        is_baseline = False
+    if is_baseline:
+        raise CommandError(
+            f"{name} {task}: the baseline is in charge already; to put a model in charge: weatherglass models promote "
+            f"{task} VERSION --cluster {name} --reason WHY"
+        )
+    try:
+        print(f"{name} {task}: champion is now {registry.rollback(task, reason)}")
+    except NoEarlierChampionError:
+        registry.withdraw(task, reason)
+        print(f"{name} {task}: no sound champion before; baseline is in charge again")
 
 
-def ingest_once(settings: Settings, cluster: str | None, since: str | None) -> None:
+def ingest_once(settings: Settings, cluster: str | None, since: timedelta | None) -> None:
     """Read what is new, or again from `since` ago on, and say what was read.
 
     Raises:
@@ -98,22 +146,26 @@ def ingest_once(settings: Settings, cluster: str | None, since: str | None) -> N
     from pipelines.steps import ingest_cluster
 
     now = datetime.now(UTC)
-    start = None if since is None else now - duration(since)
+    start = None if since is None else now - since
     errors = []
     with open_store(settings) as store:
         for name in clusters_of(settings, cluster):
             report = ingest_cluster(store, settings, name, now, start)
             telemetry, jobs = report.telemetry, report.jobs
-            mark = "nothing yet" if telemetry.mark is None else f"{telemetry.mark:%Y-%m-%d %H:%M:%S} UTC"
+            until = (
+                "no samples have been read yet"
+                if telemetry.mark is None
+                else f"all samples before {telemetry.mark:%Y-%m-%d %H:%M:%S} UTC are in the store"
+            )
             print(
                 f"{name}: {telemetry.windows} windows, {telemetry.core_rows:,} samples, {jobs.core_rows:,} changed "
-                f"jobs; all before {mark} is in the store"
+                f"jobs; {until}"
             )
             for reason, count in sorted(telemetry.findings.items()):
                 print(f"  {count:,} values {reason}")
             for warning in telemetry.warnings:
-                print(f"  partial: {warning}")
-            errors += report.errors
+                print(f"  partial: {_without(name, warning)}")
+            errors += [_with(name, error) for error in report.errors]
     _fail(errors)
 
 
@@ -129,12 +181,33 @@ def publish_once(settings: Settings, cluster: str | None) -> None:
     with open_store(settings) as store:
         for name in clusters_of(settings, cluster):
             jobs, nodes, hints = publish_cluster(store, settings, name, datetime.now(UTC))
-            risks = "risks still hold" if nodes.nodes is None else f"{nodes.nodes or 0} nodes"
-            print(f"{name}: {jobs.jobs or 0} jobs, {risks}, {hints.hints} journal rows loaded")
+            print(f"{name}: {published_in_words(jobs, nodes, hints)}")
             for task, version in sorted({**(jobs.model_versions or {}), **(nodes.model_versions or {})}.items()):
                 print(f"  {task}: {version}")
-            errors += [found.error for found in (jobs, nodes, hints) if found.error]
+            errors += [_with(name, found.error) for found in (jobs, nodes, hints) if found.error]
     _fail(errors)
+
+
+def published_in_words(jobs: Any, nodes: Any, hints: Any) -> str:
+    """What one publication did; nothing to forecast and nothing published are told apart.
+
+    Args:
+        jobs: `Published` of the job forecasts.
+        nodes: `Published` of the node risks; None for its nodes means that those published last still hold.
+        hints: `Published` of the journal.
+    """
+    if jobs.error:
+        of_jobs = "job forecasts not published"
+    else:
+        of_jobs = f"forecasts of {jobs.jobs:,} jobs" if jobs.jobs else "no job is pending or running"
+    if nodes.error:
+        of_nodes = "node risks not published"
+    elif nodes.nodes is None:
+        of_nodes = "node risks published last still hold"
+    else:
+        of_nodes = f"risks of {nodes.nodes:,} nodes" if nodes.nodes else "no node is known yet"
+    rows = "journal not loaded" if hints.error else f"{hints.hints:,} rows of the journal loaded"
+    return f"{of_jobs}; {of_nodes}; {rows}"
 
 
 def retrain_once(settings: Settings, cluster: str | None, tasks: Iterable[str]) -> None:
@@ -146,19 +219,18 @@ def retrain_once(settings: Settings, cluster: str | None, tasks: Iterable[str]) 
     from pipelines.steps import retrain_of
 
     chosen = tuple(tasks) or TASKS
-    for task in chosen:
-        _check_task(task)
     errors = []
     with open_store(settings) as store:
         for name in clusters_of(settings, cluster):
             for task in chosen:
                 report = retrain_of(store, settings, name, task, datetime.now(UTC))
+                error = _without(name, report.error or "")
                 fate = "promoted" if report.promoted else "not promoted"
                 print(
-                    f"{name} {task}: {report.version or 'no model'}, {fate}: {report.error or report.reason}",
+                    f"{name} {task}: {report.version or 'no model'}, {fate}: {error or report.reason}",
                     flush=True,
                 )
-                errors += [f"{name} {task}: {report.error}"] if report.error else []
+                errors += [f"{name} {task}: {error}"] if error else []
     _fail(errors)
 
 
@@ -188,6 +260,16 @@ def load_demo_history(settings: Settings) -> None:
         for name in clusters_of(settings, None):
             rows = load_history(store, settings, name, settings.state / "sim", datetime.now(UTC))
             print(f"{name}: {rows:,} samples of the simulated past are in the store")
+
+
+def _without(cluster: str, message: str) -> str:
+    """A message without the cluster's name before it, for a line that begins with that name."""
+    return message.removeprefix(f"{cluster}: ")
+
+
+def _with(cluster: str, message: str) -> str:
+    """A message with the cluster's name before it, once."""
+    return f"{cluster}: {_without(cluster, message)}"
 
 
 def _fail(errors: list[str]) -> None:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pipelines.settings import Settings, SettingsError
+from pipelines.settings import Cluster, Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +115,7 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
         return clean_gpu_samples(frame, datetime.now(UTC))[0]
 
     try:
-        now = datetime.now(UTC)
-        past = telemetry.fetch(now - timedelta(seconds=_WARM_S), now)
+        past = _past(telemetry, chosen, name, datetime.now(UTC))
         log.info("warmed with %d samples of the last %.0f s", nowcast.warm(clean(past.gpu), past.node), _WARM_S)
     except Exception as error:  # without a past the windows fill within minutes
         log.warning("no past to warm up with: %s", error)
@@ -132,6 +131,16 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
         clean=clean,
         on_tick=_reporter(settings, name),
     )
+
+
+def _past(telemetry: Any, cluster: Cluster, name: str, now: datetime) -> Any:
+    """The last ten minutes: from the source, or, where it has none, from the file at `telemetry_path`."""
+    past = telemetry.fetch(now - timedelta(seconds=_WARM_S), now)
+    if past.gpu.is_empty() and cluster.telemetry != "trace" and cluster.telemetry_path:
+        from pipelines.sources.trace import TelemetryTrace
+
+        return TelemetryTrace(name, cluster.telemetry_path).fetch(now - timedelta(seconds=_WARM_S), now)
+    return past
 
 
 def published_items(published: Path, cluster: str, kind: str) -> list[Any]:

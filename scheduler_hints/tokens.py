@@ -186,7 +186,7 @@ class TokenStore:
         try:
             self._by_id = {token.id: token for token in read_tokens(path)}
         except FileNotFoundError:
-            raise TokenError(f"{path}: no such tokens file; make one with `weatherglass token`") from None
+            raise TokenError(f"{path}: no such tokens file; make one with `weatherglass token create NAME`") from None
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -258,6 +258,6 @@ def check_bind(host: str, tokens: TokenStore | None, insecure: bool = False) -> 
         return
     lack = "no tokens file is configured" if tokens is None else f"{tokens.path} has no tokens"
     raise BindError(
-        f"will not listen on {host}: others can reach it and {lack}. Make a token (`weatherglass token NAME`) and "
-        "set [api] tokens_file, or listen on 127.0.0.1, or say --insecure if the network itself is trusted"
+        f"will not listen on {host}: others can reach it and {lack}. Make a token (`weatherglass token create NAME`) "
+        "and set [api] tokens_file, or listen on 127.0.0.1, or say --insecure if the network itself is trusted"
     )

@@ -1,4 +1,4 @@
-"""Command line of the simulator: `python -m simulator serve` and `python -m simulator history`.
+"""Command line of the simulator: `weatherglass simulate serve|history`, or `python -m simulator serve|history`.
 
 Parses arguments and calls; what is simulated stands in the other modules.
 """
@@ -41,7 +41,7 @@ def main() -> None:
     """Simulate a GPU cluster: exporters, jobs, and faults with known ground truth."""
 
 
-@main.command(epilog="Example: python -m simulator serve --nodes 32 --port 8703 --out sim --fault-scale 20")
+@main.command(epilog="Example: weatherglass simulate serve --nodes 32 --port 8703 --out sim --fault-scale 20")
 @_common
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; nothing is protected.")
 @click.option("--port", default=8703, show_default=True, type=click.IntRange(1, 65_535), help="Port to listen on.")
@@ -91,7 +91,7 @@ def serve(
     os._exit(0)
 
 
-@main.command(epilog="Example: python -m simulator history --nodes 64 --hours 336 --tick-s 60 --out sim")
+@main.command(epilog="Example: weatherglass simulate history --nodes 64 --hours 336 --tick-s 60 --out sim")
 @_common
 @click.option("--tick-s", default=15.0, show_default=True, type=click.FloatRange(0.5, 600),
               help="Seconds between samples.")  # fmt: skip

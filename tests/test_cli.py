@@ -9,7 +9,11 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from weatherglass import cli
+from models.registry import Registry
+from pipelines import commands as commands_module
+from pipelines import retrain
+from pipelines.publish import Published
+from weatherglass import TASKS, cli
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,7 +57,14 @@ def test_wrong_usage_is_two_and_names_the_offender(run):
         (["bogus"], "bogus"),
         (["run", "--bogus"], "--bogus"),
         (["models", "promote"], "TASK"),
-        (["token", "x", "--role", "king"], "king"),
+        (["token", "create", "x", "--role", "king"], "king"),
+        (["ingest", "--since", "yesterday"], "'yesterday'"),
+        (["ingest", "--since", "99999999999d"], "3650d at most"),
+        (["ingest", "--since", "0d"], "more than 0s"),
+        (["models", "show", "fortune"], "'runtime', 'wait', 'job_failure'"),
+        (["models", "promote", "fortune", "v", "--reason", "x"], "'fortune'"),
+        (["models", "rollback", "fortune", "--reason", "x"], "'fortune'"),
+        (["retrain", "--task", "fortune"], "'runtime', 'wait', 'job_failure'"),
     ):
         done = run(*arguments)
         assert done.returncode == 2, done
@@ -101,22 +112,6 @@ def test_a_state_folder_that_cannot_be_made_is_one(run, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_length_of_time_that_is_none(run, tmp_path):
-    done = run("ingest", "--since", "yesterday", config=f'state_dir = "{tmp_path}/s"\n[clusters.a]\njobs = "none"\n')
-    assert done.returncode == 1
-    assert "'yesterday'" in done.stderr
-    assert "30d" in done.stderr
-
-
-def test_an_unknown_task_is_named_beside_those_there_are(run):
-    config = '[clusters.a]\njobs = "none"\n'
-    for arguments in (["models", "show", "fortune"], ["retrain", "--task", "fortune"]):
-        done = run(*arguments, config=config)
-        assert done.returncode == 1
-        assert "no task 'fortune'" in done.stderr
-        assert "runtime, wait" in done.stderr
-
-
 def test_models_without_a_champion_say_that_the_baseline_is_in_charge(run, tmp_path):
     config = f'state_dir = "{tmp_path}/s"\n[clusters.a]\njobs = "none"\n'
     listed = run("models", "list", config=config)
@@ -130,13 +125,101 @@ def test_models_without_a_champion_say_that_the_baseline_is_in_charge(run, tmp_p
 def test_a_token_is_printed_once_and_kept_hashed(run, tmp_path):
     tokens = tmp_path / "tokens.json"
     config = f'[clusters.a]\njobs = "none"\n[api]\ntokens_file = "{tokens}"\n'
-    done = run("token", "slurm", "--cluster", "a", config=config)
+    assert "no tokens in" in run("token", "list", config=config).stdout
+    done = run("token", "create", "slurm", "--cluster", "a", config=config)
     assert done.returncode == 0
     secret = done.stdout.strip()
     assert len(secret) > 20
     assert secret not in tokens.read_text()
     assert tokens.stat().st_mode & 0o077 == 0
-    assert run("token", "slurm", config=config).returncode == 1  # the name is taken
+    assert run("token", "create", "slurm", config=config).returncode == 1  # the name is taken
+    listed = run("token", "list", config=config).stdout
+    assert listed.startswith("slurm  read")
+    assert listed.endswith("UTC  a\n")
+    assert secret not in listed
+    revoked = run("token", "revoke", "slurm", config=config)
+    assert (revoked.returncode, revoked.stdout.split(";")[0]) == (0, "slurm: revoked")
+    again = run("token", "revoke", "slurm", config=config)
+    assert again.returncode == 1
+    assert "tokens: none" in again.stderr
+
+
+def test_a_bad_first_model_is_switched_off_and_stays_off(run, tmp_path):
+    config = f'state_dir = "{tmp_path}/s"\n[clusters.a]\njobs = "none"\n'
+    registry = Registry(tmp_path / "s" / "registry" / "a")
+    names = [
+        registry.save("wait", {"model.txt": text}, {"trained_at": "2026-03-01T12:00:00+00:00"}) for text in (b"1", b"2")
+    ]
+    for name in names:
+        registry.promote("wait", name, "test")
+    back = ["models", "rollback", "wait", "--reason", "worse"]
+    assert run(*back, config=config).stdout == f"a wait: champion is now {names[0]}\n"
+    off = run(*back, config=config)
+    assert (off.returncode, off.stderr) == (0, "")
+    assert "baseline is in charge again" in off.stdout
+    assert registry.champion("wait") is None
+    again = run(*back, config=config)
+    assert again.returncode == 1
+    assert "the baseline is in charge already" in again.stderr
+    assert "models promote wait VERSION" in again.stderr
+    assert registry.champion("wait") is None
+
+
+def test_a_damaged_pointer_is_rolled_back_and_one_that_cannot_be_read_is_left(run, tmp_path):
+    config = f'state_dir = "{tmp_path}/s"\n[clusters.a]\njobs = "none"\n'
+    registry = Registry(tmp_path / "s" / "registry" / "a")
+    registry.promote("wait", registry.save("wait", {"model.txt": b"1"}, {}), "test")
+    pointer = registry.root / "wait" / "champion.json"
+    pointer.write_text("{")
+    back = ["models", "rollback", "wait", "--reason", "worse"]
+    assert "baseline is in charge again" in run(*back, config=config).stdout
+    pointer.unlink()
+    pointer.mkdir()
+    done = run(*back, config=config)
+    assert done.returncode == 1
+    assert f"{pointer}: cannot be read: Is a directory" in done.stderr
+    assert "damaged" in done.stderr
+    assert "rollback" not in done.stderr
+
+
+def test_tasks_are_those_of_training():
+    assert TASKS == commands_module.TASKS == retrain.TASKS
+
+
+def test_simulate_speaks_of_itself_as_weatherglass_simulate(run):
+    done = run("simulate", "history", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: weatherglass simulate history")
+    assert "python -m" not in done.stdout
+    wrong = run("simulate", "bogus")
+    assert wrong.returncode == 2
+    assert "weatherglass simulate" in wrong.stderr
+
+
+def test_no_cluster_points_to_the_demo_where_there_is_one(run, tmp_path):
+    assert "demo" not in run("publish").stderr
+    (tmp_path / "var" / "demo").mkdir(parents=True)
+    (tmp_path / "var" / "demo" / "weatherglass.toml").write_text("")
+    assert "the demo's settings: --config var/demo/weatherglass.toml" in run("publish").stderr
+
+
+def test_nothing_to_publish_and_nothing_read_are_said_plainly(run, tmp_path, free_port):
+    url = f"http://127.0.0.1:{free_port()}"
+    config = f'state_dir = "{tmp_path}/s"\n[clusters.a]\nprometheus_url = "{url}"\njobs = "none"\n'
+    done = run("publish", config=config)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("a: no job is pending or running; no node is known yet; 0 rows of the journal loaded")
+    read = run("ingest", config=config)
+    assert "a: 0 windows, 0 samples, 0 changed jobs; no samples have been read yet" in read.stdout
+    assert "\nweatherglass: a: Prometheus at" in f"\n{read.stderr}"
+    assert "connectionpool" not in read.stderr
+
+
+def test_a_cluster_is_named_once_in_what_is_said():
+    published = Published("a", error="a: x")
+    assert "not published" in commands_module.published_in_words(published, published, Published("a"))
+    assert commands_module._with("a", "a: x") == commands_module._with("a", "x") == "a: x"
+    assert commands_module._without("a", "a: x") == "x"
 
 
 def test_a_public_address_without_tokens_is_refused(run):

@@ -168,7 +168,9 @@ def test_loopback_needs_no_tokens(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "", "localhost.example.org"])
 def test_any_other_address_needs_tokens_or_the_word(host: str, path: Path) -> None:
-    with pytest.raises(BindError, match=r"no tokens file is configured\. Make a token \(`weatherglass token NAME`\)"):
+    with pytest.raises(
+        BindError, match=r"no tokens file is configured\. Make a token \(`weatherglass token create NAME`\)"
+    ):
         check_bind(host, None)
     check_bind(host, None, insecure=True)
     create_token(path, "slurm", "read")
