@@ -34,6 +34,7 @@ telemetry = "scrape"
 jobs = "sacct-file"
 scrape_targets = ["sd+http://127.0.0.1:{simulator.port}/sd"]
 jobs_path = "{state}/sim/sacct.txt"
+telemetry_path = "{state}/sim/telemetry.parquet"
 inventory = "{state}/sim/inventory.csv"
 tick_s = {simulator.tick_s}
 exporter_interval_s = {simulator.tick_s}
