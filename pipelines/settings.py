@@ -49,7 +49,7 @@ class Cluster(_Section):
         (), description="URLs of exporters' /metrics, or one `http_sd` URL prefixed `sd+`."
     )
     scrape_timeout_s: Seconds = Field(10, description="Time-out of one scrape, s.")
-    telemetry_path: str = Field("", description='Canonical telemetry Parquet, for `telemetry = "trace"`.')
+    telemetry_path: str = Field("", description="Canonical telemetry Parquet: the trace, or a past to warm up with.")
     jobs_path: str = Field("", description="sacct text, canonical Parquet, SWF, or Slurm's job completion file.")
     slurm_conf: str = Field("", description="SLURM_CONF for the Slurm commands; empty: their own default.")
     slurm_bin: str = Field("", description="Folder of sacct, squeue, scontrol; empty: found on PATH.")
