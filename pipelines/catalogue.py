@@ -20,6 +20,7 @@ from features.vocabulary import COLUMNS, TABLES, Table
 from pipelines.store_errors import (
     StoreError,
     StoreInputError,
+    StoreMissing,
     StoreUnwritable,
     StoreVersionError,
     translate,
@@ -249,6 +250,53 @@ def schema_changes(connection: duckdb.DuckDBPyConnection, location: Location) ->
                     "export the table and load it into a new store"
                 )
     return statements
+
+
+def check_not_lost(location: Location, connection: duckdb.DuckDBPyConnection | None = None) -> None:
+    """See that no catalogue is made anew over the Parquet files of one that is gone: they would become left-overs.
+
+    Args:
+        location: The store.
+        connection: With the lake attached; None: before the SQLite catalogue is opened.
+
+    Raises:
+        StoreMissing: There are Parquet files, and the catalogue is missing or knows no tables.
+    """
+
+    def is_blank() -> bool:
+        return _is_blank(location) if connection is None else META not in stored_tables(connection)
+
+    # The second look is for another process that makes the store now: its tables are there before its rows.
+    if location.is_local and is_blank() and (count := lost_files(location)) and is_blank():
+        raise StoreMissing(
+            f"{location.data_path} holds {count} Parquet files but its catalogue {location.label} is missing or empty: "
+            "restore the catalogue from a backup, or move the folder away and let ingest fill a new store"
+        )
+
+
+def lost_files(location: Location) -> int:
+    """Parquet files in a local data folder, but those of the table that is made first: a kill may leave them."""
+    folder = Path(location.data_path)
+    return sum(META not in file.relative_to(folder).parts for file in folder.rglob("*.parquet"))
+
+
+def _is_blank(location: Location) -> bool:
+    """Whether the SQLite catalogue is missing, empty or without any table."""
+    path = Path(location.address)
+    if location.kind != "sqlite":
+        return False
+    if not path.exists():
+        return True
+    import sqlite3
+
+    try:
+        database = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=30)
+        try:
+            return database.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
+        finally:
+            database.close()
+    except sqlite3.Error:
+        return False  # not a catalogue: ATTACH says so in its own words
 
 
 def set_options(connection: duckdb.DuckDBPyConnection) -> None:

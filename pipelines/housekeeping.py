@@ -7,14 +7,16 @@ together), unreferenced ones after a day.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import duckdb
 import psutil
 
 from features.vocabulary import TABLES
@@ -31,6 +33,11 @@ _DELETED_RATIO = 0.2  # files that lost this share of their rows are written ane
 _KEEP_REPLACED = timedelta(hours=1)
 _KEEP_ORPHANS = timedelta(days=1)
 _MIN_FREE_BYTES = 2**30
+_FEW_ORPHANS = 10
+_CHECKED_FILES = 10_000
+_NAMED_FILES = 3
+
+log = logging.getLogger(__name__)
 
 
 class Check(NamedTuple):
@@ -39,6 +46,13 @@ class Check(NamedTuple):
     name: str
     ok: bool
     message: str
+
+
+class File(NamedTuple):
+    """A file that the newest snapshot refers to; `size_bytes` as it was written."""
+
+    path: str
+    size_bytes: int
 
 
 def compact(store: Store, now: datetime) -> dict[str, int]:  # noqa: ARG001 (the present matters to the siblings)
@@ -76,12 +90,52 @@ def expire(store: Store, now: datetime, snapshot_days: float) -> dict[str, int]:
     old = store.maintenance(
         f"CALL ducklake_cleanup_old_files('{LAKE}', older_than => {_day_before(now - _KEEP_REPLACED)})", purpose=purpose
     )
-    orphans = store.maintenance(
-        f"CALL ducklake_delete_orphaned_files('{LAKE}', older_than => {_literal(now - _KEEP_ORPHANS)})",
-        purpose=purpose,
-    )
+    removed, kept = _remove_orphans(store, now)
     remove_spill(store.location)
-    return {"snapshots": len(snapshots), "old_files": len(old), "orphans": len(orphans)}
+    return {"snapshots": len(snapshots), "old_files": len(old), "orphans": removed, "orphans_kept": kept}
+
+
+def _remove_orphans(store: Store, now: datetime) -> tuple[int, int]:
+    """Remove unreferenced files, unless they are most of all: then the catalogue is more likely wrong than they.
+
+    Returns:
+        Files removed, and files left.
+    """
+    purpose = "removing unreferenced files"
+    older_than = f"older_than => {_literal(now - _KEEP_ORPHANS)}"
+    found = store.maintenance(
+        f"CALL ducklake_delete_orphaned_files('{LAKE}', dry_run => true, {older_than})", purpose=purpose
+    )
+    if len(found) > _FEW_ORPHANS and 2 * len(found) > _count_files(store):
+        log.warning(
+            "%s: %d files are not in the catalogue %s, more than half of all: kept, since the catalogue may be "
+            "a wrong or an old one; restore it from a backup, or move those files away (the first: %s)",
+            store.location.data_path, len(found), store.location.label, found[0][0],
+        )  # fmt: skip
+        return 0, len(found)
+    removed = store.maintenance(f"CALL ducklake_delete_orphaned_files('{LAKE}', {older_than})", purpose=purpose)
+    return len(removed), 0
+
+
+def _count_files(store: Store) -> int:
+    """Files in the data folder, those of older snapshots and unreferenced ones among them."""
+    location = store.location
+    if location.is_local:
+        return sum(file.is_file() for file in Path(location.data_path).rglob("*"))
+    return store.query("SELECT count(*) AS n FROM glob(?)", [f"{location.data_path}**"])["n"][0]
+
+
+def catalogue_files(cursor: duckdb.DuckDBPyConnection) -> Iterator[File]:
+    """Data and delete files of the newest snapshot, table by table."""
+    for table in [*TABLES, MARKS, META]:
+        rows = cursor.execute(
+            "SELECT data_file, data_file_size_bytes, delete_file, delete_file_size_bytes "
+            f"FROM ducklake_list_files('{LAKE}', '{table}')"
+        ).fetchall()
+        for data_file, data_bytes, delete_file, delete_bytes in rows:
+            yield File(data_file, data_bytes)
+            if delete_file is not None:
+                yield File(delete_file, delete_bytes)
 
 
 def retain(store: Store, now: datetime, days: Mapping[str, float]) -> dict[str, int]:
@@ -150,6 +204,8 @@ def check(store: Store) -> list[Check]:
         )
     except StoreError as error:
         found.append(Check("store catalogue", False, str(error)))
+    if location.is_local and found[0].ok:
+        found.append(_check_files(store))
     if location.is_local:
         found += _check_folder(Path(location.data_path))
     if location.lock_path is not None:
@@ -161,6 +217,37 @@ def check(store: Store) -> list[Check]:
             message = "free" if free else f"held by {store.lock.holder()}: writers wait"
             found.append(Check("store lock", True, f"{location.lock_path}: {message}"))
     return found
+
+
+def _check_files(store: Store) -> Check:
+    """Whether the newest files that the catalogue names (their names begin with a time) are there in their sizes."""
+    name, folder = "store files", store.location.data_path
+    wrong = []
+    for attempt in range(2):  # maintenance may replace files in between
+        try:
+            with store._cursor() as cursor:
+                files = sorted(catalogue_files(cursor), key=lambda file: Path(file.path).name, reverse=True)
+        except duckdb.Error as error:
+            return Check(name, False, str(store.error(error)))
+        files = files[:_CHECKED_FILES]
+        wrong = [file.path for file in files if _size_bytes(file.path) != file.size_bytes]
+        if not wrong or attempt:
+            break
+    if not wrong:
+        return Check(name, True, f"{folder}: {len(files)} files of the catalogue are there in their sizes")
+    named = ", ".join(wrong[:_NAMED_FILES]) + (", …" if len(wrong) > _NAMED_FILES else "")
+    return Check(
+        name, False,
+        f"{len(wrong)} of {len(files)} files of the catalogue are missing or of a wrong size: restore them from a "
+        f"backup, or, if there is none, move catalogue and data folder away and let ingest fill a new store: {named}",
+    )  # fmt: skip
+
+
+def _size_bytes(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return None
 
 
 def _check_folder(folder: Path) -> list[Check]:

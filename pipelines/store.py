@@ -26,6 +26,7 @@ from pipelines.catalogue import (
     MARKS,
     Location,
     attach_sql,
+    check_not_lost,
     check_version,
     connect,
     parse_location,
@@ -38,6 +39,7 @@ from pipelines.housekeeping import Check
 from pipelines.store_errors import (
     SnapshotGone,
     StoreBusy,
+    StoreDamaged,
     StoreError,
     StoreFull,
     StoreInputError,
@@ -45,6 +47,8 @@ from pipelines.store_errors import (
     StoreQueryError,
     StoreUnwritable,
     StoreVersionError,
+    damaged,
+    file_of,
     is_conflict,
     is_expired_under_reader,
     is_stale_file,
@@ -54,8 +58,9 @@ from pipelines.writer import MissingMark, Parameters, Writer, read_mark
 from pipelines.writer_lock import WriterLock
 
 __all__ = [
-    "Check", "Reader", "SnapshotGone", "Store", "StoreBusy", "StoreError", "StoreFull", "StoreInputError",
-    "StoreMissing", "StoreQueryError", "StoreUnwritable", "StoreVersionError", "Writer", "check_store",
+    "Check", "Reader", "SnapshotGone", "Store", "StoreBusy", "StoreDamaged", "StoreError", "StoreFull",
+    "StoreInputError", "StoreMissing", "StoreQueryError", "StoreUnwritable", "StoreVersionError", "Writer",
+    "check_store",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -75,6 +80,7 @@ class Reader:
         Raises:
             StoreQueryError: Not one SELECT, or an unknown table or column.
             SnapshotGone: Maintenance removed a file of this snapshot meanwhile; open a new reader.
+            StoreDamaged: A Parquet file is missing or damaged.
         """
         try:
             return select(self._cursor, sql, parameters)
@@ -116,7 +122,7 @@ class Store:
             read_only: Refuse writes; the store must exist.
 
         Raises:
-            StoreMissing: `read_only`, and there is no store yet.
+            StoreMissing: `read_only`, and there is no store yet; or Parquet files are there without their catalogue.
             StoreUnwritable: Catalogue or data folder cannot be created or opened.
             StoreVersionError: A later version of Weatherglass wrote it.
             StoreBusy: It has to be created or extended, and another writer holds the lock.
@@ -151,6 +157,7 @@ class Store:
         Raises:
             StoreQueryError: Not one SELECT, or an unknown table or column.
             SnapshotGone: The snapshot has expired.
+            StoreDamaged: A Parquet file is missing or damaged.
         """
         return self._read(lambda cursor: select(cursor, sql, params), snapshot)
 
@@ -232,7 +239,8 @@ class Store:
             snapshot_days: Snapshots are kept this long.
 
         Returns:
-            `snapshots`, `old_files` and `orphans` removed.
+            `snapshots`, `old_files` and `orphans` removed, and `orphans_kept`: unreferenced files that are most of all
+            files, which speaks for a catalogue that was lost; they stay.
         """
         return housekeeping.expire(self, now, snapshot_days)
 
@@ -263,7 +271,17 @@ class Store:
 
     def error(self, error: BaseException) -> StoreError:
         """The typed form of an error of DuckDB."""
+        if is_stale_file(error) and (file := file_of(error)) is not None and self._refers_to(file):
+            return damaged(file, str(error).splitlines()[0])
         return translate(error, self.location.label, self.location.data_path)
+
+    def _refers_to(self, file: str) -> bool:
+        """Whether the newest snapshot still wants a file: then it was not maintenance that removed it."""
+        try:
+            with self._cursor() as cursor:
+                return any(found.path == file for found in housekeeping.catalogue_files(cursor))
+        except duckdb.Error:
+            return False
 
     def maintenance(self, statement: str, parameters: Parameters = (), *, purpose: str) -> list[tuple[Any, ...]]:
         """One statement of housekeeping under the writer lock, retried on conflict."""
@@ -295,6 +313,7 @@ class Store:
     def _open(self) -> duckdb.DuckDBPyConnection:
         location = self.location
         if location.kind == "sqlite":
+            check_not_lost(location)
             if self.read_only and not Path(location.address).exists():
                 raise StoreMissing(f"{location.label}: no store there yet; an ingest run creates it")
             if not self.read_only:
@@ -317,6 +336,7 @@ class Store:
             connection = self._connect_for_writing()
         try:
             check_version(connection, location)
+            check_not_lost(location, connection)
             if schema_changes(connection, location):
                 with self._lock.hold("creating tables"):
                     self._create_tables(connection)

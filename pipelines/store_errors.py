@@ -4,20 +4,23 @@ StoreError
 ├── StoreBusy         another writer holds the lock, or a commit conflicted until the retries ran out
 ├── StoreFull         the disk is full; committed rows stay readable and writing resumes once there is room
 ├── StoreUnwritable   the catalogue or the data folder cannot be created, read or written
-├── StoreMissing      a read-only open found no store there yet
+├── StoreMissing      a read-only open found no store there yet, or Parquet files have lost their catalogue
+├── StoreDamaged      a Parquet file that the catalogue names is missing or damaged
 ├── StoreVersionError the store was written by a later version of Weatherglass or of DuckLake
 ├── StoreInputError   a frame, a table name or a time handed to the store is wrong
 ├── StoreQueryError   a query names an unknown table or column, or is not one SELECT
 └── SnapshotGone      the pinned snapshot has expired, or its files have been removed
 
-Messages name the file or URL and say what to do. No I/O here.
+Messages name the file or URL and say what to do. No I/O here but a look at the free space.
 """
 
 # ruff: noqa: N818 (StoreBusy and StoreFull say what is the case; "Error" adds nothing)
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import duckdb
 
@@ -39,7 +42,11 @@ class StoreUnwritable(StoreError):
 
 
 class StoreMissing(StoreError):
-    """There is no store at the URL yet."""
+    """There is no store at the URL yet, or its catalogue is gone while its Parquet files are there."""
+
+
+class StoreDamaged(StoreError):
+    """A Parquet file of the store is missing or damaged."""
 
 
 class StoreVersionError(StoreError):
@@ -74,6 +81,19 @@ _UNWRITABLE = (
     "database disk image is malformed",
     "disk i/o error",
 )
+_DISK_ERROR = "disk i/o error"  # SQLite says so of a full disk too, where its shared memory cannot grow
+_MIN_FREE_BYTES = 2**20
+_DAMAGED = (
+    "no magic bytes found",
+    "too small to be a parquet file",
+    "tprotocolexception",
+    "ttransportexception",
+    "could not read enough bytes",
+    "failed to decompress",
+    "decompression failure",
+    "footer length error",
+    "invalid parquet",
+)
 _CONFLICT = ("database is locked", "conflict", "could not serialize", "deadlock detected")
 _WRONG_QUERY = (duckdb.CatalogException, duckdb.BinderException, duckdb.ParserException, duckdb.ConversionException)
 
@@ -90,6 +110,26 @@ def is_stale_file(error: BaseException) -> bool:
     """Whether a reader met a file that maintenance has removed under it; a new read finds the new files."""
     text = str(error)
     return isinstance(error, duckdb.Error) and ("Cannot open file" in text or "No such file or directory" in text)
+
+
+def is_damaged_file(error: BaseException) -> bool:
+    """Whether a Parquet file could be opened but does not hold what it should."""
+    text = str(error).lower()
+    return isinstance(error, duckdb.Error) and any(word in text for word in _DAMAGED)
+
+
+def file_of(error: BaseException) -> str | None:
+    """The Parquet file that an error of DuckDB names; None: it names none."""
+    found = re.search(r"""["']([^"']+\.parquet)["']""", str(error))
+    return found[1] if found else None
+
+
+def damaged(file: str, reason: str) -> StoreDamaged:
+    """The error for a file that the catalogue names and that cannot be read."""
+    return StoreDamaged(
+        f"{file}: is missing or damaged: restore it from a backup, or, if there is none, move catalogue and data "
+        f"folder away and let ingest fill a new store; `weatherglass doctor` lists such files ({reason})"
+    )
 
 
 def is_expired_under_reader(error: BaseException) -> bool:
@@ -113,7 +153,7 @@ def translate(error: BaseException, url: str, data_path: str) -> StoreError:
     """
     text = without_passwords(str(error).strip())
     low = text.lower()
-    if any(word in low for word in _FULL):
+    if any(word in low for word in _FULL) or (_DISK_ERROR in low and _has_no_room(url, data_path)):
         return StoreFull(
             f"{data_path}: no space left; free some (or lower retention in [store]); rows written before are intact "
             f"and readable, writing resumes by itself ({_first(text)})"
@@ -127,6 +167,8 @@ def translate(error: BaseException, url: str, data_path: str) -> StoreError:
             f"{url} (data in {data_path}): cannot be opened or written: {_first(text)}; check that the path exists, "
             "belongs to this user and is on a writable file system"
         )
+    if is_damaged_file(error):
+        return damaged(file_of(error) or f"a Parquet file in {data_path}", _first(text))
     if is_conflict(error):
         return StoreBusy(f"{url}: other writers were faster each time: {_first(text)}; try again")
     if is_stale_file(error):
@@ -134,6 +176,21 @@ def translate(error: BaseException, url: str, data_path: str) -> StoreError:
     if isinstance(error, _WRONG_QUERY):
         return StoreQueryError(f"query: {text}")
     return StoreError(f"{url}: {text}")
+
+
+def _has_no_room(url: str, data_path: str) -> bool:
+    """Whether the file system of a SQLite catalogue or of the data folder is full."""
+    kind, _, address = url.partition(":")
+    folders = [Path(address).parent] if kind == "sqlite" else []
+    folders += [Path(data_path)] if "://" not in data_path else []
+    for folder in folders:
+        try:
+            found = os.statvfs(folder)
+        except OSError:
+            continue
+        if found.f_bavail * found.f_frsize < _MIN_FREE_BYTES or (found.f_files and not found.f_favail):
+            return True
+    return False
 
 
 def _first(text: str) -> str:

@@ -1,7 +1,9 @@
 """The store when things go wrong around it: killed writers, two at once, readers meanwhile, a full disk."""
 
+import os
 import random
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -9,11 +11,14 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.store import StoreFull
+from pipelines import store_errors
+from pipelines.catalogue import connect, parse_location
+from pipelines.store import SnapshotGone, StoreDamaged, StoreFull, StoreMissing, StoreUnwritable
 from tests.store_child import ROWS, WINDOWS, next_index, open_store, run, window, write_window
 from tests.store_services import small_disk
 
@@ -144,6 +149,111 @@ def test_a_full_disk_keeps_what_was_written_and_writing_resumes(small_disk, tmp_
 
 def parquet(folder):
     return sorted(str(file) for file in folder.rglob("*.parquet"))
+
+
+def test_a_full_disk_that_sqlite_calls_an_io_error_is_called_full(small_disk):
+    error = duckdb.Error("Failed to commit: disk I/O error")
+    url, data = f"sqlite:{small_disk / 'catalogue.sqlite'}", str(small_disk)
+    assert isinstance(store_errors.translate(error, url, data), StoreUnwritable)
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - 2**19))
+    assert isinstance(store_errors.translate(error, url, data), StoreFull)
+    assert isinstance(store_errors.translate(error, url, "s3://bucket/data/"), StoreFull)
+    assert isinstance(store_errors.translate(error, "postgres:dbname=x", "s3://bucket/data/"), StoreUnwritable)
+
+
+LOSSES = {
+    "missing": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "without tables": lambda file: (file.unlink(), empty_database(file)),
+}
+
+
+def empty_database(file):
+    database = sqlite3.connect(file)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.close()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("read_only", [False, True])
+def test_parquet_files_without_their_catalogue_are_not_taken_for_a_new_store(tmp_path, loss, read_only):
+    with open_store(tmp_path) as store:
+        write_window(store, 0, "a")
+        kept = hashes(store)
+    catalogue = tmp_path / "catalogue.sqlite"
+    backup = catalogue.read_bytes()
+    LOSSES[loss](catalogue)
+    for _ in range(2):  # the first attempt must not make what the second finds
+        words = (
+            r"/data/ holds \d+ Parquet files but its catalogue sqlite:.*/catalogue.sqlite is missing or empty: restore"
+        )
+        with pytest.raises(StoreMissing, match=words):
+            open_store(tmp_path, read_only=read_only)
+    catalogue.write_bytes(backup)
+    with open_store(tmp_path) as store:
+        assert hashes(store) == kept
+
+
+def test_a_new_catalogue_over_old_files_is_refused_too(tmp_path):
+    with open_store(tmp_path) as store:
+        write_window(store, 0, "a")
+    (tmp_path / "data").rename(tmp_path / "aside")
+    (tmp_path / "catalogue.sqlite").unlink()
+    attached(tmp_path).close()  # what a kill leaves between the catalogue and its tables
+    shutil.rmtree(tmp_path / "data", ignore_errors=True)
+    (tmp_path / "aside").rename(tmp_path / "data")
+    with pytest.raises(StoreMissing, match="missing or empty"):
+        open_store(tmp_path)
+
+
+def attached(folder):
+    location = parse_location(f"sqlite:{folder / 'catalogue.sqlite'}", str(folder / "data"))
+    return connect(location, memory_limit_mib=256, threads=1, read_only=False)
+
+
+@pytest.mark.parametrize("has_first_file", [False, True])
+def test_a_store_whose_making_was_killed_before_its_tables_is_made(tmp_path, has_first_file):
+    attached(tmp_path).close()
+    if has_first_file:  # the first table's only row is written before its commit
+        file = tmp_path / "data" / "main" / "meta_store" / "ducklake-1.parquet"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"PAR1")
+    with open_store(tmp_path) as store:
+        write_window(store, 0, "a")
+        assert store.query("SELECT count(*) AS n FROM core_gpu_samples")["n"][0] == ROWS
+
+
+DAMAGES = {
+    "missing": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_missing_or_damaged_file_is_named_by_reads_writes_and_the_check(tmp_path, damage):
+    with open_store(tmp_path) as store:
+        write_window(store, 0, "a")
+        assert {check.name: check.ok for check in store.check()}["store files"]
+        [file] = (tmp_path / "data").rglob("core_gpu_samples/**/*.parquet")
+        DAMAGES[damage](file)
+        words = f"^{file}: is missing or damaged: restore it from a backup"
+        with pytest.raises(StoreDamaged, match=words):
+            store.query("SELECT max(ts) FROM core_gpu_samples WHERE gpu_uuid > ''")
+        with store.reader() as reader, pytest.raises(StoreDamaged, match=words):
+            reader.query("SELECT sum(hash(s)) FROM core_gpu_samples s")
+        with pytest.raises(StoreDamaged, match=words):
+            write_window(store, 0, "a")
+        [check] = [check for check in store.check() if check.name == "store files"]
+        assert not check.ok
+        assert str(file) in check.message
+        assert "1 of " in check.message
+
+
+def test_a_file_that_the_catalogue_no_longer_names_was_removed_by_maintenance(tmp_path):
+    with open_store(tmp_path) as store:
+        error = duckdb.IOException(f'IO Error: Cannot open file "{tmp_path}/data/x.parquet": No such file or directory')
+        assert isinstance(store.error(error), SnapshotGone)
 
 
 def noise(rows=200_000):

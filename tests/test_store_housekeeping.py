@@ -63,7 +63,7 @@ def test_expiry_frees_old_snapshots_and_keeps_new_files_for_an_hour(tmp_path):
         first, hashed = store.snapshot(), store.table_hash("core_gpu_samples")
         store.compact(datetime.now(UTC))
         now = datetime.now(UTC)
-        assert store.expire(now, 7) == {"snapshots": 0, "old_files": 0, "orphans": 0}
+        assert store.expire(now, 7) == {"snapshots": 0, "old_files": 0, "orphans": 0, "orphans_kept": 0}
         assert store.query("SELECT 1 FROM core_gpu_samples LIMIT 1", snapshot=first).height == 1
         assert store.expire(now + timedelta(hours=1), 7)["old_files"] == 0  # replaced less than an hour ago
         assert len(files(tmp_path)) == 7
@@ -86,6 +86,25 @@ def test_orphans_go_after_a_day_and_not_before(tmp_path):
         os.utime(kept, (yesterday, yesterday))
         assert store.expire(datetime.now(UTC), 7)["orphans"] == 1
         assert sorted(files(tmp_path)) == sorted([kept, young])
+
+
+def test_orphans_that_are_most_of_all_files_are_kept_and_named(tmp_path, caplog):
+    yesterday = time.time() - 86_400 - 60
+    with open_store(tmp_path) as store:
+        write_window(store, 0, "a")
+        [live] = files(tmp_path)
+        strangers = [live.with_name(f"stranger-{i}.parquet") for i in range(11)]
+        for file in strangers:
+            file.write_bytes(live.read_bytes())
+            os.utime(file, (yesterday, yesterday))
+        report = store.expire(datetime.now(UTC), 7)
+        assert (report["orphans"], report["orphans_kept"]) == (0, 11)
+        assert all(file.exists() for file in strangers)
+        assert "11 files are not in the catalogue" in caplog.text
+        strangers[0].unlink()  # a handful is removed whatever its share
+        report = store.expire(datetime.now(UTC), 7)
+        assert (report["orphans"], report["orphans_kept"]) == (10, 0)
+        assert files(tmp_path) == [live]
 
 
 def test_retention_deletes_whole_old_days_of_each_table_by_its_setting(tmp_path):
