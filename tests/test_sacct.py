@@ -306,7 +306,7 @@ def test_job_completion_file() -> None:
         "Cluster=alpha SubmitTime=2026-11-30T02:34:06 EligibleTime=unknown DerivedExitCode=0:0 ExitCode=0:0 \n"
         "half a line JobId=2 UserId=roo"
     )
-    frame = parse_jobcomp(text, "a", AT)
+    frame = parse_jobcomp(text, "a", AT + timedelta(days=30))
     row = frame.row(0, named=True)
     assert len(frame) == 1
     assert (row["job_id"], row["name"], row["state"], row["gpus"], row["node_list"]) == (
@@ -496,3 +496,29 @@ def test_sacct_text_of_the_simulator() -> None:
     expected = truth.select(columns).with_columns(whole_seconds).sort("job_id")
     assert {"PENDING", "RUNNING", "COMPLETED"} <= set(expected["state"])
     assert_frame_equal(frame.select(columns).sort("job_id"), expected)
+
+
+def test_negative_counts_are_null() -> None:
+    row = one(NNodes="-1", ReqCPUS="-4", TimelimitRaw="-60", ReqTRES="cpu=-1,gres/gpu=-2,node=-3")
+    assert [row[name] for name in ("nodes", "cpus", "time_limit_s")] == [None] * 3
+    assert row["gpus"] in (None, 0)
+    assert one(TimelimitRaw="9223372036854775807")["time_limit_s"] is None
+    assert one(NNodes="-1", ReqTRES="node=2")["nodes"] == 2
+
+
+@pytest.mark.parametrize(
+    "submit",
+    ["1793750400", "9223372036854775807", "99999999999", "2026-11-03T00:00:01", "9999-12-31T00:00:00",
+     "0001-01-01T00:00:00", "17"],
+)  # fmt: skip
+def test_jobs_submitted_at_impossible_times_are_left_out(submit: str) -> None:
+    text = f"JobID|Submit|State|Start\n1|{submit}|PENDING|\n2|1793534400|PENDING|9999-12-31T00:00:00\n"
+    frame, warnings = parse_sacct(text, "a", AT)
+    assert frame.select("job_id", "planned_start_time").rows() == [("2", None)]
+    assert len(warnings) == 1
+    assert "1 jobs" in warnings[0]
+    assert "as 1" in warnings[0]
+
+
+def test_a_job_a_little_ahead_stays() -> None:
+    assert len(parse({"Submit": "2026-11-02T23:59:59"})) == 1

@@ -7,7 +7,7 @@ columns. What cannot be read becomes null. Running the commands stands in `slurm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 import polars as pl
 
@@ -39,6 +39,11 @@ LIVE_STATES = (PENDING, RUNNING, "SUSPENDED")
 # Texts of GRES that count GPUs of one node: old sacct's, and squeue's where GPUs are no TRES (no accounting).
 _PER_NODE = ("reqgres", "allocgres", "gres", "trespernode")
 _UNSET = ("", "unknown", "none", "n/a", "(null)", "none assigned", "invalid", "(none)")
+# A year outside of these is a unit misread or a field overflown.
+_FIRST_TIME, _LAST_TIME = datetime(1990, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+_LAST_EPOCH_S = int(_LAST_TIME.timestamp())
+_MAX_LIMIT_MIN = 2**32  # what Slurm can hold
+_AHEAD = timedelta(days=1)
 _UNITS_MIB = {"K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30}
 # Memory per CPU is kept with the top bit set; some versions print it so.
 _PER_CPU_32, _PER_CPU_64 = 2**31, 2**63
@@ -60,7 +65,7 @@ def empty_jobs() -> pl.DataFrame:
 
 
 def parse_sacct(
-    text: str, cluster: str, observed_at: datetime, delimiter: str | None = None
+    text: str, cluster: str, observed_at: datetime, delimiter: str | None = None, *, now: datetime | None = None
 ) -> tuple[pl.DataFrame, list[str]]:
     """Jobs of `sacct --parsable` or `--parsable2` text with a header.
 
@@ -69,6 +74,7 @@ def parse_sacct(
         cluster: Name of the cluster, whatever the text says.
         observed_at: When the text was made.
         delimiter: Between fields; None: seen from the header.
+        now: Jobs submitted more than a day after it are left out; None: `observed_at`.
 
     Returns:
         JOB_COLUMNS, one row a job and submission, steps left out; and what was passed over.
@@ -90,7 +96,7 @@ def parse_sacct(
         )
     lines = body.split(f"{delimiter}\n") if ended else body.split("\n")
     rows, skipped = _rows(lines, len(columns), delimiter, [name.lower() for name in columns])
-    frame, unread = jobs_frame(columns, rows, cluster, observed_at)
+    frame, unread = jobs_frame(columns, rows, cluster, observed_at, now=now)
     warnings = [f"{skipped} lines have another number of fields than the header"] if skipped else []
     return frame, warnings + unread
 
@@ -119,7 +125,12 @@ def _rows(lines: list[str], width: int, delimiter: str, names: list[str]) -> tup
 
 
 def jobs_frame(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], cluster: str, observed_at: datetime
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    cluster: str,
+    observed_at: datetime,
+    *,
+    now: datetime | None = None,
 ) -> tuple[pl.DataFrame, list[str]]:
     """Jobs from fields under sacct's names.
 
@@ -128,6 +139,7 @@ def jobs_frame(
         rows: Fields of each record.
         cluster: Name of the cluster.
         observed_at: When they were read.
+        now: Jobs submitted more than a day after it are left out; None: `observed_at`.
 
     Returns:
         JOB_COLUMNS, sorted by submission; and what was passed over.
@@ -167,10 +179,10 @@ def jobs_frame(
         field.time("plannedstart").alias("planned_start_time"),
         pl.lit(observed_at, dtype=TIME).alias("observed_at"),
     )
-    return _settled(frame)
+    return _settled(frame, (now or observed_at) + _AHEAD)
 
 
-def _settled(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+def _settled(frame: pl.DataFrame, last_submit: datetime) -> tuple[pl.DataFrame, list[str]]:
     warnings = []
     has_memory = pl.col("_req_mib").is_not_null() & (pl.col("_req_mib") > 0)
     factor = (
@@ -199,6 +211,13 @@ def _settled(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     if len(lost):
         warnings.append(f"{len(lost)} jobs have no submission time and are left out, as {lost['job_id'][0]}")
         frame = frame.filter(pl.col("submit_time").is_not_null() & pl.col("job_id").is_not_null())
+    ahead = frame.filter(pl.col("submit_time") > last_submit)
+    if len(ahead):
+        warnings.append(
+            f"{len(ahead)} jobs were submitted more than a day ahead of this reading and are left out, "
+            f"as {ahead['job_id'][0]} at {ahead['submit_time'][0]}: is the clock right?"
+        )
+        frame = frame.filter(pl.col("submit_time") <= last_submit)
     frame = frame.sort("submit_time", "job_id", "start_time", "end_time", nulls_last=False, maintain_order=True)
     frame = frame.unique(["job_id", "submit_time"], keep="last", maintain_order=True)
     return frame.select(pl.col(name).cast(dtype) for name, dtype in jobs_schema().items()), warnings
@@ -238,11 +257,12 @@ class _Fields:
             .str.replace(" ", "T")
             .str.to_datetime("%Y-%m-%dT%H:%M:%S%.f", time_unit="us", strict=False)
         )
-        from_epoch = pl.when(epoch > 0).then(epoch * 1_000_000).cast(TIME)
-        return pl.coalesce(from_epoch, written.dt.replace_time_zone("UTC"))
+        from_epoch = pl.when(epoch.is_between(1, _LAST_EPOCH_S)).then(epoch * 1_000_000).cast(TIME)
+        told = pl.coalesce(from_epoch, written.dt.replace_time_zone("UTC"))
+        return pl.when(told.is_between(_FIRST_TIME, _LAST_TIME)).then(told)
 
     def count(self, *names: str) -> pl.Expr:
-        return pl.coalesce([self.text(name).cast(pl.Int64, strict=False) for name in names])
+        return pl.coalesce([_not_negative(self.text(name).cast(pl.Int64, strict=False)) for name in names])
 
     def _tres_texts(self) -> list[pl.Expr]:
         """What was asked for before what was given."""
@@ -291,13 +311,18 @@ class _Fields:
 
     def limit(self) -> pl.Expr:
         """Seconds; null for UNLIMITED, Partition_Limit and blanks."""
-        minutes = self.text("timelimitraw").cast(pl.Int64, strict=False) * 60
+        raw = self.text("timelimitraw").cast(pl.Int64, strict=False)
+        minutes = pl.when(raw.is_between(0, _MAX_LIMIT_MIN)).then(raw * 60)
         return pl.coalesce(minutes, _seconds(self.text("timelimit")))
 
     def state(self) -> pl.Expr:
         word = self.text("state").str.extract(r"^([A-Za-z_]+)").str.to_uppercase()
         word = word.replace(_STATE_OF)
         return pl.when(word.is_in(STATES)).then(word).otherwise(pl.lit("UNKNOWN"))
+
+
+def _not_negative(value: pl.Expr) -> pl.Expr:
+    return pl.when(value >= 0).then(value)
 
 
 def _mib(text: pl.Expr) -> pl.Expr:

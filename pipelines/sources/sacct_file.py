@@ -107,6 +107,7 @@ class SacctFile:
             return self._jobs
 
     def _parse(self, text: str, at: datetime) -> pl.DataFrame:
+        now = max(at, datetime.now(UTC))  # a copied file may bear an old time
         header = text[: text.find("\n") + 1]
         same = _common_prefix(self._text, text)
         if same < self._settled:
@@ -114,10 +115,10 @@ class SacctFile:
         elif same - self._settled > _SETTLE:
             cut = _record_start(text, same, header)
             if cut > self._settled:
-                more, _ = parse_sacct(header + text[max(self._settled, len(header)) : cut], self.name, at)
+                more, _ = parse_sacct(header + text[max(self._settled, len(header)) : cut], self.name, at, now=now)
                 self._settled_jobs = pl.concat([self._settled_jobs, more])
                 self._settled = cut
-        rest, self.warnings = parse_sacct(header + text[max(self._settled, len(header)) :], self.name, at)
+        rest, self.warnings = parse_sacct(header + text[max(self._settled, len(header)) :], self.name, at, now=now)
         self._text = text
         jobs = pl.concat([self._settled_jobs, rest]) if self._settled else rest
         return jobs.unique(["job_id", "submit_time"], keep="last", maintain_order=True)
