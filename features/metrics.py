@@ -207,6 +207,7 @@ JOB_LABELS = ("hpc_job", "job_id", "slurm_job_id", "slurm_jobid", "jobid", "expo
 # Series of a link, a switch or a CPU are not series of a GPU, though they carry its label.
 _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore", "peer_gpu")
 _BARE_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_INDEX = re.compile(r"[0-9]{1,5}")  # longer ones are serial numbers or nonsense, no positions
 _POD_NAME = re.compile(r"exporter-[a-z0-9]{4,10}$")
 _PATTERNS = {pattern: re.compile(pattern) for m in METRICS for _, pattern in m.where}
 
@@ -268,7 +269,7 @@ def identify(metric: Metric, labels: Mapping[str, str], node: str = "") -> Ident
         return Identity(node, "", None, "")
     if any(labels.get(label) for label in _OTHER_ENTITIES):
         return None
-    index = next((int(labels[name]) for name in INDEX_LABELS if labels.get(name, "").isdecimal()), None)
+    index = next((int(labels[name]) for name in INDEX_LABELS if _INDEX.fullmatch(labels.get(name, ""))), None)
     uuid = next((labels[name] for name in UUID_LABELS if _is_id(labels.get(name, ""))), "")
     if metric.name.startswith(_SMI) and _BARE_UUID.fullmatch(uuid):
         uuid = f"GPU-{uuid}"  # nvidia_gpu_exporter strips the prefix that everyone else keeps

@@ -179,3 +179,14 @@ def test_inlet_sensor_is_found_by_its_name() -> None:
     for name in ("Inlet Temp", "System Board Inlet Temp", "Ambient", "AIR INTAKE"):
         assert metrics.identify(metric, {"name": name, "instance": "n1:9290"}) == ("n1", "", None, "")
     assert metrics.identify(metric, {"name": "CPU1 Temp", "instance": "n1:9290"}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [("0", 0), ("99999", 99_999), ("100000", None), ("99999999999999", None), ("-1", None), ("٣", None)],
+)
+def test_only_a_short_number_is_an_index(text: str, index: int | None) -> None:
+    metric = metrics.BY_NAME["DCGM_FI_DEV_GPU_TEMP"][0]
+    found = metrics.identify(metric, {"gpu": text, "UUID": "GPU-1", "Hostname": "n1"})
+    assert found is not None
+    assert found.gpu_index == index

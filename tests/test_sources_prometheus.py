@@ -391,3 +391,84 @@ def test_bulk_decoder_equals_json(series: list[list[tuple[int, float]]], spaced:
 
 def test_helper_really_reaches_prometheus(recorded: Prometheus) -> None:
     assert b"Prometheus" in http_get(f"{recorded.url}/-/ready")
+
+
+# --- odd series ---------------------------------------------------------------------------------------------------
+
+
+def answer_of(*series: bytes) -> tuple[int, str, bytes]:
+    return 200, "application/json", (
+        b'{"status":"success","data":{"resultType":"matrix","result":[' + b",".join(series) + b"]}}"
+    )  # fmt: skip
+
+
+def series_of(metric: bytes, ts: object) -> bytes:
+    return b'{"metric":' + metric + f',"values":[[{ts},"61"]]}}'.encode()
+
+
+GOOD = b'{"__name__":"DCGM_FI_DEV_GPU_TEMP","gpu":"0","UUID":"GPU-1","Hostname":"n1","job":"dcgm"}'
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        b"null", b"[]", b"7", b'"up"', GOOD.replace(b'"0"', b"0"), GOOD.replace(b"n1", b"n\xff"),
+        GOOD.replace(b'"n1"', b"null"), GOOD.replace(b'"n1"', b'{"a":[1]}'),
+    ],
+)  # fmt: skip
+def test_series_with_odd_labels_are_left_out(pages: Pages, metric: bytes) -> None:
+    now = time.time()
+    pages.pages["/api/v1/query"] = answer_of(series_of(metric, now), series_of(GOOD, now))
+    source = PrometheusSource("a", pages.url)
+    moment = datetime.fromtimestamp(now, UTC)
+    for _ in range(2):
+        for fetched in (
+            source.latest(), source.fetch(moment - timedelta(seconds=5), moment + timedelta(seconds=5))
+        ):  # fmt: skip
+            assert fetched.gpu["gpu_uuid"].to_list() == ["GPU-1"]
+            assert len(fetched.warnings) == 1
+            assert "1 series have labels that cannot be read" in fetched.warnings[0]
+    assert source.check()
+    source.close()
+
+
+@pytest.mark.parametrize("ts", ["9e15", "-9e15", "1e300", "-1e300", "0", "9223372036854775807", str(2**32)])
+def test_samples_of_impossible_times_are_left_out(pages: Pages, ts: str) -> None:
+    now = time.time()
+    odd = GOOD.replace(b"GPU-1", b"GPU-odd")
+    pages.pages["/api/v1/query"] = answer_of(series_of(odd, ts), series_of(GOOD, now))
+    source = PrometheusSource("a", pages.url)
+    fetched = source.latest()
+    assert fetched.gpu["gpu_uuid"].to_list() == ["GPU-1"]
+    assert len(fetched.warnings) == 1
+    assert "GPU-odd on n1" in fetched.warnings[0]
+    source.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 200_000, b'{"status":"success","data":{"resultType":"matrix","result":' + b"[" * 200_000,
+        answer_of(b"7")[2], answer_of(b'{"metric":{},"values":{"a":1}}')[2],
+        answer_of(series_of(GOOD.replace(b"n1", b"n\\ud800"), 1))[2],
+        answer_of(b'{"metric":{},"values":[[1e999,"x"]]}')[2],
+        b'{"status":"success","data":{"resultType":"vector","result":null}}',
+        b'{"status":"success","data":{"resultType":"\xff","result":[]}}',
+    ],
+)  # fmt: skip
+def test_answers_that_cannot_be_read_are_source_errors(pages: Pages, body: bytes) -> None:
+    pages.pages["/api/v1/query"] = (200, "application/json", body)
+    source = PrometheusSource("a", pages.url)
+    with pytest.raises(SourceError, match=r"^a: "):
+        source.latest()
+    assert source.check()[0][1] is False
+    source.close()
+
+
+def test_answers_have_a_limit(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.sources.promql._MAX_ANSWER_BYTES", 1 << 20)
+    pages.pages["/api/v1/query"] = answer_of(b" " * (3 << 20))
+    source = PrometheusSource("a", pages.url)
+    with pytest.raises(SourceError, match="sent more than 1 MiB: narrow prometheus_matcher"):
+        source.latest()
+    source.close()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import math
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,11 +25,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from features.metrics import GPU_NAMES
 from pipelines.settings import Cluster
-from pipelines.sources import SourceError, build_telemetry
+from pipelines.sources import SourceError, build_telemetry, scrape
 from pipelines.sources.exposition import ExpositionError, parse_page, parse_series
 from pipelines.sources.scrape import ScrapeSource
 from pipelines.sources.spool import Spool
-from pipelines.sources.wide import Index
+from pipelines.sources.wide import Index, Samples
 from simulator.cluster import SimulatedCluster
 from simulator.exposition import Exposition
 from tests.services import Pages, free_port
@@ -284,6 +288,195 @@ def test_pages_of_the_simulator_give_its_own_samples(pages: Pages, make: Callabl
         node["inlet_temp_c"].to_list(), abs=0.01
     )
     assert fetched.node.sort("node")["node_power_w"].to_list() == pytest.approx(node["node_power_w"].to_list(), abs=1)
+
+
+# --- what one target may not do to the others -----------------------------------------------------------------------
+
+GPU_LINE = 'DCGM_FI_DEV_GPU_TEMP{gpu="7",UUID="GPU-odd",Hostname="n9"} 61'
+
+
+@pytest.mark.parametrize(
+    "ms", ["9223372036854775807", "-9223372036854775808", "0", "1762000000", "9000000000000000", "1793700000000.5e3"]
+)
+def test_samples_of_an_impossible_time_are_left_out(pages: Pages, make: Callable[..., ScrapeSource], ms: str) -> None:
+    pages.pages |= {"/n1": page("n1"), "/n9": f"{GPU_LINE} {ms}\n" + page("n9", gpus=1)}
+    fetched = make(f"{pages.url}/n1", f"{pages.url}/n9").latest()
+    assert sorted(fetched.gpu["gpu_uuid"]) == ["GPU-n1-0", "GPU-n1-1", "GPU-n9-0"]
+    assert len(fetched.warnings) == 1
+    assert "1 samples have an impossible time" in fetched.warnings[0]
+    assert "GPU-odd on n9" in fetched.warnings[0]
+    assert fetched.node["is_up"].to_list() == [True, True]
+
+
+@pytest.mark.parametrize("ms", [round(T0.timestamp() * 1000) + 86_000_000, 946_684_800_000])
+def test_samples_of_a_possible_time_stay(pages: Pages, make: Callable[..., ScrapeSource], ms: int) -> None:
+    pages.pages["/n9"] = f"{GPU_LINE} {ms}\n"
+    fetched = make(f"{pages.url}/n9").latest()
+    assert fetched.warnings == []
+    assert fetched.gpu["ts"].to_list() == [datetime.fromtimestamp(ms / 1000, UTC)]
+
+
+@pytest.mark.parametrize("line", [f"{GPU_LINE} 99999999999999999999999", f"{GPU_LINE} 1.e999", f"{GPU_LINE} nan.0"])
+def test_an_odd_line_is_trouble_of_its_page(pages: Pages, make: Callable[..., ScrapeSource], line: str) -> None:
+    pages.pages |= {"/n1": page("n1"), "/n9": page("n9") + line + "\n"}
+    fetched = make(f"{pages.url}/n1", f"{pages.url}/n9").latest()
+    assert set(fetched.gpu["node"]) == {"n1"}
+    assert len(fetched.warnings) == 1
+    assert f"{pages.url}/n9" in fetched.warnings[0]
+    assert sorted(fetched.node["is_up"]) == [False, True]
+
+
+def test_an_index_that_is_none_is_null(pages: Pages, make: Callable[..., ScrapeSource]) -> None:
+    pages.pages["/n9"] = GPU_LINE.replace('gpu="7"', 'gpu="99999999999999"') + "\n"
+    fetched = make(f"{pages.url}/n9").latest()
+    assert fetched.gpu.select("gpu_uuid", "gpu_index").rows() == [("GPU-odd", None)]
+
+
+def test_any_failure_over_a_page_is_trouble_of_its_target(
+    pages: Pages, make: Callable[..., ScrapeSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages.pages |= {"/n1": page("n1"), "/n9": page("n9")}
+    source = make(f"{pages.url}/n1", f"{pages.url}/n9", "http://127.0.0.1:99999/m", "http://a b\x00/")
+    frames = scrape.to_frames
+
+    def fail(samples: Samples, index: Index, cluster: str) -> object:
+        if any(index.entities[i].node == "n9" for i in samples.entity):
+            raise OverflowError("a kind of nonsense not thought of")
+        return frames(samples, index, cluster)
+
+    monkeypatch.setattr(scrape, "to_frames", fail)
+    fetched = source.latest()
+    assert set(fetched.gpu["node"]) == {"n1"}
+    assert len(fetched.warnings) == 3
+    assert "/n9 holds samples that cannot be used" in fetched.warnings[0]
+    assert {node: up for node, up in fetched.node.select("node", "is_up").rows() if up} == {"n1": True}
+
+
+def test_pages_have_a_limit(pages: Pages, make: Callable[..., ScrapeSource], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.sources.pages.MAX_PAGE_BYTES", 1 << 20)
+    pages.pages |= {"/n1": page("n1"), "/n9": "# " + "x" * (2 << 20) + "\n"}
+    with bomb(gzip.compress(b"#" * (64 << 20))) as url:
+        fetched = make(f"{pages.url}/n1", f"{pages.url}/n9", url).latest()
+    assert set(fetched.gpu["node"]) == {"n1"}
+    assert [text.partition(" is larger than 1 MiB")[1] for text in fetched.warnings] == [" is larger than 1 MiB"] * 2
+    pages.pages["/sd"] = "[" + " " * (2 << 20) + "]"
+    with pytest.raises(SourceError, match="larger than 1 MiB"):
+        make(f"sd+{pages.url}/sd").latest()
+
+
+@contextmanager
+def raw_server(answer: Callable[[socket.socket], None]) -> Generator[tuple[str, list[float]]]:
+    """A server that speaks no good HTTP: its URL, and when it was connected to."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    asked: list[float] = []
+
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            answer(connection)
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            asked.append(time.monotonic())
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/m", asked
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+@contextmanager
+def bomb(body: bytes) -> Generator[str]:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(65536)
+        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+
+    with raw_server(answer) as (url, _):
+        yield url
+
+
+def drip(head: bytes) -> Callable[[socket.socket], None]:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(head)
+        for _ in range(600):
+            time.sleep(0.05)
+            connection.sendall(b"x")
+
+    return answer
+
+
+def silence(connection: socket.socket) -> None:
+    while connection.recv(65536):
+        pass
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [silence, drip(b"HTTP/1.1 200 OK\r\nX-Slow: "), drip(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n")],
+    ids=["silent", "header", "body"],
+)
+def test_slow_exporters_delay_nobody(pages: Pages, tmp_path: Path, answer: Callable[[socket.socket], None]) -> None:
+    pages.pages["/n1"] = page("n1")
+    with raw_server(answer) as (url, asked):
+        slow = [f"{url}{i}" for i in range(40)]
+        source = ScrapeSource("a", [*slow, f"{pages.url}/n1"], tmp_path, timeout_s=10, tick_s=1.5, clock=Clock())
+        for k in (1, 2, 3):
+            started = time.monotonic()
+            fetched = source.latest()
+            assert time.monotonic() - started < 1.3  # 0.4 of the tick, and what a busy machine adds
+            assert set(fetched.gpu["node"]) == {"n1"}
+            assert len(fetched.warnings) == 40
+            assert dict(fetched.node.select("node", "is_up").rows()) == {"127.0.0.1": False, "n1": True}
+            assert len(asked) <= 40 * k
+        limit_s = time.monotonic() + 5
+        while any(not request.future.done() for request in source._pages._hanging.values()):
+            assert time.monotonic() < limit_s, "what was cut off still holds its thread"
+            time.sleep(0.02)
+        source.close()
+
+
+def test_a_target_that_hangs_is_not_asked_again(pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.sources.pages.WORKERS", 2)
+    monkeypatch.setattr("pipelines.sources.pages._Request.cut_off", lambda _: None)  # as when no socket is there yet
+    pages.pages["/n1"] = page("n1")
+    with raw_server(silence) as (url, asked):
+        source = ScrapeSource("a", [f"{url}1", f"{url}2", f"{pages.url}/n1"], tmp_path, timeout_s=5, tick_s=1)
+        first = source.latest()
+        assert "too many others were slow" in first.warnings[2]
+        second = source.latest()
+        assert set(second.gpu["node"]) == {"n1"}
+        assert ["still hangs" in text for text in second.warnings] == [True, True]
+        assert len(asked) == 2
+        source.close()
+
+
+def test_a_list_of_targets_that_hangs_leaves_those_it_gave(pages: Pages, tmp_path: Path) -> None:
+    pages.pages["/n1"] = page("n1")
+    groups = json.dumps([{"targets": [pages.address], "labels": {"__metrics_path__": "/n1"}}])
+    pages.pages["/sd"] = groups
+    source = ScrapeSource("a", [f"sd+{pages.url}/sd"], tmp_path, timeout_s=5, tick_s=2)
+    assert len(source.latest().gpu) == 2
+
+    def late() -> str:
+        time.sleep(2)
+        return groups
+
+    pages.pages["/sd"] = late
+    source._sd_read_s = -math.inf
+    fetched = source.latest()
+    assert len(fetched.gpu) == 2
+    assert "the targets it gave before are read" in fetched.warnings[0]
+    source.close()
 
 
 # --- the parser ---------------------------------------------------------------------------------------------------

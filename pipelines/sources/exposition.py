@@ -98,7 +98,7 @@ def parse_page(text: str, index: Index, node: str, target: object = None) -> Pag
         try:
             value = float(fields[0])
             ts = None if len(fields) < 2 else _milliseconds(fields[1])
-        except (IndexError, ValueError):
+        except (IndexError, ValueError, OverflowError):
             raise ExpositionError(f"not a sample: {line[:200]!r}") from None
         page.names.append(ids[0])
         page.entities.append(ids[1])
@@ -109,4 +109,7 @@ def parse_page(text: str, index: Index, node: str, target: object = None) -> Pag
 
 def _milliseconds(text: str) -> int:
     # Whole milliseconds in the Prometheus format, seconds with a fraction in OpenMetrics.
-    return round(float(text) * 1000) if "." in text else int(text)
+    ms = round(float(text) * 1000) if "." in text else int(text)
+    if not -(2**63) <= ms < 2**63:
+        raise OverflowError
+    return ms

@@ -18,7 +18,7 @@ import polars as pl
 from features import metrics
 from pipelines.sources import Fetched, Finding, SourceError, gpu_frame, node_frame
 from pipelines.sources.promql import Matrix, PromQL, TooManySamplesError, parse_labels
-from pipelines.sources.wide import UP, Index, Samples, to_frames
+from pipelines.sources.wide import UP, Index, Samples, drop_absurd_times, to_frames
 
 # One answer holds about this many samples: 100 bytes each while they are decoded.
 _SAMPLES_PER_QUERY = 2_500_000
@@ -62,6 +62,7 @@ class PrometheusSource:
             SourceError: Some part did not come; nothing is returned then.
         """
         first, last = _milliseconds(start), _milliseconds(end)
+        warnings: list[str] = []
         parts: list[tuple[pl.DataFrame, pl.DataFrame]] = []
         with self._lock:
             self._api.take_warnings()
@@ -75,12 +76,13 @@ class PrometheusSource:
                         raise
                     self._range_ms = self._ceiling_ms = (until - at) / 2
                     continue
-                samples = _within(self._resolve(matrix), at, until)
-                gpu, node, _, _ = to_frames(samples, self._index, self.name)
+                samples, odd = self._resolve(matrix)
+                gpu, node, _, _ = to_frames(_within(samples, at, until), self._index, self.name)
                 parts.append((gpu, node))
+                warnings += odd
                 self._adapt(len(matrix.ts_ms), until - at)
                 at = until
-            warnings = self._api.take_warnings()
+            warnings += self._api.take_warnings()
         gpus = [gpu for gpu, _ in parts if len(gpu)]
         nodes = [node for _, node in parts if len(node)]
         return Fetched(
@@ -101,9 +103,9 @@ class PrometheusSource:
         with self._lock:
             self._api.take_warnings()
             span_ms = round(2000 * self._interval_s) + _MARGIN_MS
-            samples = self._resolve(self._api.matrix(f"{self._selector}[{span_ms}ms]"))
+            samples, warnings = self._resolve(self._api.matrix(f"{self._selector}[{span_ms}ms]"))
             gpu, node, gpu_group, node_group = to_frames(samples, self._index, self.name)
-            warnings = self._api.take_warnings()
+            warnings += self._api.take_warnings()
         return Fetched(
             gpu_frame(_newest(gpu, gpu_group, ["cluster", "node", "gpu_uuid"])),
             node_frame(_newest(node, node_group, ["cluster", "node"])),
@@ -117,7 +119,9 @@ class PrometheusSource:
         self._ceiling_ms *= 1.02
         self._range_ms = min(_SAMPLES_PER_QUERY / rate, 4 * max(self._range_ms, span_ms), self._ceiling_ms)
 
-    def _resolve(self, matrix: Matrix) -> Samples:
+    def _resolve(self, matrix: Matrix) -> tuple[Samples, list[str]]:
+        """Series of use with the samples whose times can be true, and what was left out."""
+        unread: list[str] = []
         series = len(matrix.labels)
         name, entity = np.zeros(series, np.int64), np.zeros(series, np.int64)
         kept = np.zeros(series, bool)
@@ -127,7 +131,11 @@ class PrometheusSource:
             try:
                 ids = self._index.get(raw)
             except KeyError:
-                labels = parse_labels(raw)
+                try:
+                    labels = parse_labels(raw)
+                except ValueError as error:
+                    unread.append(f"{raw[:120].decode('utf-8', 'replace')}: {error}")
+                    continue
                 if labels.get("__name__") == UP:
                     ups.append((i, labels))
                     continue
@@ -147,7 +155,11 @@ class PrometheusSource:
                     name[i], entity[i] = ids
                     kept[i] = True
         each = np.repeat(kept, matrix.counts)
-        return Samples(name[kept], entity[kept], matrix.counts[kept], matrix.ts_ms[each], matrix.values[each])
+        samples = Samples(name[kept], entity[kept], matrix.counts[kept], matrix.ts_ms[each], matrix.values[each])
+        samples, warnings = drop_absurd_times(samples, self._index, datetime.now(UTC))
+        if unread:
+            warnings.append(f"{len(unread)} series have labels that cannot be read and are left out, as {unread[0]}")
+        return samples, [f"{self.name}: {text}" for text in warnings]
 
     def _learn(self, raw: bytes, labels: dict[str, str]) -> tuple[int, int] | None:
         job = labels.get("job", "")

@@ -9,7 +9,6 @@ precision and overwrite labels. What to ask stands in `prometheus.py`.
 from __future__ import annotations
 
 import io
-import json
 import time
 from collections.abc import Mapping
 from http.client import RemoteDisconnected
@@ -28,6 +27,7 @@ from pipelines.sources import SourceError
 
 _CONNECT_TIMEOUT_S = 5
 _CHUNK = 1 << 20
+_MAX_ANSWER_BYTES = 1 << 30  # after decompression
 _LOOPBACK = ("127.", "localhost", "[::1]")
 
 
@@ -72,6 +72,7 @@ class _Answer(msgspec.Struct):
 
 _ANSWER = msgspec.json.Decoder(_Answer)
 _MATRIX = msgspec.json.Decoder(list[_Series])
+_LABELS = msgspec.json.Decoder(dict[str, str])
 _PAIRS = msgspec.json.Decoder(list[tuple[float, str]])
 
 
@@ -107,7 +108,8 @@ def _decode_slowly(series: list[_Series], labels: list[bytes]) -> Matrix:
 
 
 def _milliseconds(seconds: np.ndarray) -> np.ndarray:
-    return np.rint(seconds * 1000).astype(np.int64)
+    # Times that no integer holds stay absurd, for the source to leave them out.
+    return np.rint(np.clip(np.nan_to_num(seconds, nan=-9e15), -9e15, 9e15) * 1000).astype(np.int64)
 
 
 class _Response:
@@ -150,9 +152,15 @@ class _Session(requests.Session):
             raise SourceError(self._explain(error)) from error
 
     def _read(self, response: requests.Response, deadline: float) -> bytes:
-        parts = []
+        parts, size = [], 0
         for part in response.iter_content(_CHUNK):
             parts.append(part)
+            size += len(part)
+            if size > _MAX_ANSWER_BYTES:
+                raise SourceError(
+                    f"{self.source}: Prometheus at {self.shown_url} sent more than {_MAX_ANSWER_BYTES / 2**20:g} MiB: "
+                    "narrow prometheus_matcher to this cluster"
+                )
             if time.monotonic() > deadline:
                 raise requests.Timeout("the answer did not end in time")
         return b"".join(parts)
@@ -161,8 +169,8 @@ class _Session(requests.Session):
         status = response.status_code
         try:
             answer = _ANSWER.decode(body)
-        except (msgspec.DecodeError, ValueError) as error:
-            raise SourceError(self._odd(status, response.headers.get("Content-Type", ""), body)) from error
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise SourceError(self._odd(status, response.headers.get("Content-Type", ""), body, error)) from error
         if status != 200 or answer.status != "success" or answer.data is None:
             text = answer.error or f"HTTP status {status}"
             kind = TooManySamplesError if "too many samples" in text or "maximum resolution" in text else SourceError
@@ -172,12 +180,12 @@ class _Session(requests.Session):
             if answer.data.resultType == "matrix":
                 return _Response(decode_matrix(answer.data.result))
             return _Response(msgspec.json.decode(answer.data.result))
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
             raise SourceError(
                 f"{self.source}: Prometheus at {self.shown_url} sent a result that cannot be read: {error}"
             ) from error
 
-    def _odd(self, status: int, content_type: str, body: bytes) -> str:
+    def _odd(self, status: int, content_type: str, body: bytes, error: Exception) -> str:
         where = f"{self.source}: {self.shown_url}"
         if status in (401, 403):
             return f"{where} refused access (HTTP {status}): put user:password@ into prometheus_url, or allow this host"
@@ -189,7 +197,7 @@ class _Session(requests.Session):
             return f"{where} failed (HTTP {status}): {_snippet(body)}; look into the server's log"
         if "html" in content_type or body[:1] == b"<":
             return f"{where} answered HTML, not JSON: a proxy or login page stands before it, or the address is wrong"
-        return f"{where} sent no whole JSON answer (HTTP {status}, {len(body)} bytes): {_snippet(body)}"
+        return f"{where} sent no whole JSON answer (HTTP {status}, {len(body)} bytes): {error}: {_snippet(body)}"
 
     def _explain(self, error: Exception) -> str:
         where = f"{self.source}: Prometheus at {self.shown_url}"
@@ -282,8 +290,8 @@ class PromQL:
         try:
             if len(result) == 2 and isinstance(result[1], str):
                 return [({}, float(result[1]))]
-            return [(row["metric"], float(row["value"][1])) for row in result]
-        except (TypeError, KeyError, ValueError, IndexError) as error:
+            return [(msgspec.convert(row["metric"], dict[str, str]), float(row["value"][1])) for row in result]
+        except (TypeError, KeyError, ValueError, IndexError, msgspec.ValidationError) as error:
             raise SourceError(f"{self._session.source}: {query!r} gave no vector: {error!r}") from error
 
     def scalar(self, query: str) -> float:
@@ -309,5 +317,12 @@ class PromQL:
 
 
 def parse_labels(raw: bytes) -> dict[str, str]:
-    """Labels of a series of a `Matrix`."""
-    return json.loads(raw)
+    """Labels of a series of a `Matrix`.
+
+    Raises:
+        ValueError: They are no object of texts.
+    """
+    try:
+        return _LABELS.decode(raw)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error

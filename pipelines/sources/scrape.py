@@ -1,22 +1,21 @@
 """Samples straight from exporters' `/metrics`, for a small cluster without Prometheus and for the demo.
 
 `latest` reads every target at once and keeps what it read in the spool, from which `fetch` answers: exporters have no
-history. One dead target is a warning and a node that is not up; it holds nobody else up. Parsing stands in
-`exposition.py`, files in `spool.py`.
+history. One dead, slow or odd target is a warning and a node that is not up; it holds nobody else up. Requests stand in
+`pages.py`, parsing in `exposition.py`, files in `spool.py`.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 import numpy as np
 import polars as pl
@@ -24,14 +23,17 @@ import polars as pl
 from features.metrics import GPU_NAMES, METRICS, node_name, short_host
 from pipelines.sources import Fetched, Finding, SourceError, gpu_frame, node_frame
 from pipelines.sources.exposition import ExpositionError, Page, parse_page
+from pipelines.sources.pages import Answer, PageReader
 from pipelines.sources.prometheus import metric_gaps
 from pipelines.sources.spool import Spool
-from pipelines.sources.wide import Index, Samples, to_frames
+from pipelines.sources.wide import Index, Samples, drop_absurd_times, to_frames
 
 _SD_PREFIX = "sd+"
 _SD_PERIOD_S = 30.0
-_WORKERS = 16
+_TICK_SHARE = 0.4  # of a tick that a reading may take; the rest is for what is made of it
+_LEAST_READING_S = 0.25
 _SPOOL_KEPT = timedelta(days=2)  # when nobody ingests: the disk must not fill
+_ACCEPT_SD = {"Accept": "application/json"}
 _ACCEPT = {"Accept": "text/plain;version=0.0.4;q=1,*/*;q=0.1"}
 
 
@@ -51,7 +53,7 @@ class ScrapeSource:
         targets: URLs of pages, or one http_sd URL with `sd+` before it.
         spool: Folder of the spool.
         timeout_s: Time-out of one page, s.
-        tick_s: How often `latest` is called, s.
+        tick_s: How often `latest` is called, s. The whole reading takes at most 0.4 of it, and at most `timeout_s`.
         clock: Gives the time, UTC.
     """
 
@@ -68,7 +70,7 @@ class ScrapeSource:
         if not targets:
             raise SourceError(f"{name}: set clusters.{name}.scrape_targets: URLs of /metrics pages, or sd+URL")
         for url in targets:
-            if urlsplit(url.removeprefix(_SD_PREFIX)).scheme not in ("http", "https"):
+            if not _is_http(url.removeprefix(_SD_PREFIX)):
                 raise SourceError(f"{name}: scrape_targets: {url!r} is no http(s) URL")
         self.name = name
         self.watermark_lag_s = tick_s
@@ -81,10 +83,9 @@ class ScrapeSource:
         self._index = Index()
         self._clock = clock
         self._pruned = datetime.min.replace(tzinfo=UTC)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.Client(timeout=timeout_s, limits=limits, headers=_ACCEPT, follow_redirects=True)
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix=f"scrape-{name}")
-        self._timeout_s = timeout_s
+        self._pages = PageReader(name, timeout_s, clock)
+        self._reading_s = min(timeout_s, max(_TICK_SHARE * tick_s, _LEAST_READING_S))
+        self._lock = threading.Lock()  # the caches serve one reading at a time
 
     def fetch(self, start: datetime, end: datetime) -> Fetched:
         """What `latest` read in [start, end), from the spool."""
@@ -98,9 +99,14 @@ class ScrapeSource:
         Raises:
             SourceError: No list of targets could be had.
         """
-        targets, warnings = self._targets()
+        with self._lock:
+            return self._latest()
+
+    def _latest(self) -> Fetched:
+        until_s = time.monotonic() + self._reading_s
+        targets, warnings = self._targets(until_s)
         at = self._clock()
-        fetched = self._read(targets, at, warnings)
+        fetched = self._read(targets, at, warnings, until_s)
         try:
             for kind, frame in (("gpu", fetched.gpu), ("node", fetched.node)):
                 if len(frame):
@@ -116,30 +122,57 @@ class ScrapeSource:
         """Remove spooled minutes that ended before that time; returns how many files."""
         return self.spool.prune(before)
 
-    def _read(self, targets: list[Target], at: datetime, warnings: list[str]) -> Fetched:
+    def _read(self, targets: list[Target], at: datetime, warnings: list[str], until_s: float) -> Fetched:
         self._index.prune(len(targets) * len(GPU_NAMES) * 8)
+        answers = self._pages.read([target.url for target in targets], until_s - time.monotonic(), _ACCEPT)
+        pages: list[tuple[Target, Page, int]] = []
+        troubles: dict[Target, str] = {}
+        for target in targets:
+            answer = answers[target.url]
+            page, trouble = self._parse(target, answer)
+            if page is not None:
+                pages.append((target, page, answer.asked_ms))
+            else:
+                troubles[target] = trouble
+        try:
+            gpu, node_samples, odd = self._frames(pages, at)
+        except (Exception, pl.exceptions.PanicException):
+            pages = [page for page in pages if self._has_frames(page, at, troubles)]
+            gpu, node_samples, odd = self._frames(pages, at)
+        up: dict[str, bool] = {}
+        for target in targets:
+            node = target.node or self._learned.get(target.url, "") or _host(target.url)
+            up[node] = up.get(node, False) or target not in troubles
+            if target in troubles:
+                warnings.append(f"{self.name}: {troubles[target]}")
+        warnings += [f"{self.name}: {text}" for text in odd]
+        return Fetched(gpu, _with_up(node_samples, up, at, self.name), warnings)
+
+    def _parse(self, target: Target, answer: Answer) -> tuple[Page | None, str]:
+        if answer.text is None:
+            return None, answer.trouble
+        try:
+            page = parse_page(answer.text, self._index, target.node, target.url)
+        except ExpositionError as error:
+            return None, f"{target.url} is no metrics page: {error}"
+        except Exception as error:
+            return None, f"{target.url} cannot be understood: {error!r}"
+        if not target.node and page.entities:
+            self._learned[target.url] = self._index.entities[page.entities[0]].node
+        return page, ""
+
+    def _frames(
+        self, pages: Sequence[tuple[Target, Page, int]], at: datetime
+    ) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
         names: list[int] = []
         entities: list[int] = []
         times: list[int] = []
         values: list[float] = []
-        up: dict[str, bool] = {}
-        for target, (page, trouble, read_ms) in zip(targets, self._pool.map(self._page, targets), strict=True):
-            node = target.node or self._learned.get(target.url, "")
-            if isinstance(page, str):
-                try:
-                    samples = parse_page(page, self._index, target.node, target.url)
-                except ExpositionError as error:
-                    trouble = f"{target.url} is no metrics page: {error}"
-                else:
-                    names += samples.names
-                    entities += samples.entities
-                    values += samples.values
-                    times += [read_ms if ts is None else ts for ts in samples.ts_ms]
-                    node = node or self._learn(target, samples)
-            node = node or short_host(urlsplit(target.url).netloc.rsplit("@", 1)[-1])
-            up[node] = up.get(node, False) or not trouble
-            if trouble:
-                warnings.append(f"{self.name}: {trouble}")
+        for _, page, asked_ms in pages:
+            names += page.names
+            entities += page.entities
+            values += page.values
+            times += [asked_ms if ts is None else ts for ts in page.ts_ms]
         flat = Samples(
             np.array(names, np.int64),
             np.array(entities, np.int64),
@@ -147,41 +180,28 @@ class ScrapeSource:
             np.array(times, np.int64),
             np.array(values, np.float64),
         )
-        gpu, node_samples, _, _ = to_frames(flat, self._index, self.name)
-        return Fetched(gpu, _with_up(node_samples, up, at, self.name), warnings)
+        flat, odd = drop_absurd_times(flat, self._index, at)
+        gpu, node, _, _ = to_frames(flat, self._index, self.name)
+        return gpu, node, odd
 
-    def _learn(self, target: Target, samples: Page) -> str:
-        if not samples.entities:
-            return ""
-        node = self._index.entities[samples.entities[0]].node
-        self._learned[target.url] = node
-        return node
-
-    def _page(self, target: Target) -> tuple[str | None, str, int]:
-        """Text, or what went wrong; and when it was asked for, ms since the epoch."""
-        read_ms = round(self._clock().timestamp() * 1000)
+    def _has_frames(self, page: tuple[Target, Page, int], at: datetime, troubles: dict[Target, str]) -> bool:
         try:
-            with self._http.stream("GET", target.url) as response:
-                if response.status_code != 200:
-                    return None, f"{target.url} answered HTTP {response.status_code}", read_ms
-                parts, deadline = [], time.monotonic() + self._timeout_s
-                for part in response.iter_bytes():
-                    parts.append(part)
-                    if time.monotonic() > deadline:
-                        return None, f"{target.url} did not end within {self._timeout_s:g} s", read_ms
-            return b"".join(parts).decode("utf-8", "replace"), "", read_ms
-        except httpx.TimeoutException:
-            return None, f"{target.url} did not answer within {self._timeout_s:g} s", read_ms
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return None, f"{target.url} cannot be read: {error or type(error).__name__}", read_ms
+            self._frames([page], at)
+        except (Exception, pl.exceptions.PanicException) as error:
+            troubles[page[0]] = f"{page[0].url} holds samples that cannot be used: {error!r}"
+            return False
+        return True
 
-    def _targets(self) -> tuple[list[Target], list[str]]:
+    def _targets(self, until_s: float) -> tuple[list[Target], list[str]]:
         warnings: list[str] = []
         now = time.monotonic()
         if self._sd_urls and now - self._sd_read_s >= _SD_PERIOD_S:
+            # A list that is late leaves time to read the targets it gave before.
+            known = all(url in self._found for url in self._sd_urls)
+            answers = self._pages.read(self._sd_urls, (until_s - now) / (2 if known else 1), _ACCEPT_SD)
             for url in self._sd_urls:
                 try:
-                    self._found[url] = self._discover(url)
+                    self._found[url] = self._discovered(url, answers[url])
                 except SourceError as error:
                     if url not in self._found:
                         raise
@@ -193,33 +213,31 @@ class ScrapeSource:
             raise SourceError(f"{self.name}: {', '.join(self._sd_urls)} lists no targets")
         return targets, warnings
 
-    def _discover(self, url: str) -> list[Target]:
-        where = f"{self.name}: service discovery {url}"
+    def _discovered(self, url: str, answer: Answer) -> list[Target]:
+        where = f"{self.name}: service discovery"
+        if answer.text is None:
+            raise SourceError(f"{where} {answer.trouble}")
         try:
-            answer = self._http.get(url, headers={"Accept": "application/json"})
-            answer.raise_for_status()
-            groups: Any = msgspec.json.decode(answer.content)
+            groups: Any = msgspec.json.decode(answer.text)
             found = []
             for group in groups:
                 labels = {str(k): str(v) for k, v in (group.get("labels") or {}).items()}
                 scheme, path = labels.get("__scheme__", "http"), labels.get("__metrics_path__", "/metrics")
                 node = node_name({k: v for k, v in labels.items() if k != "instance"})
                 found += [Target(f"{scheme}://{host}{path}", node) for host in group["targets"]]
-        except httpx.HTTPStatusError as error:
-            raise SourceError(f"{where} answered HTTP {error.response.status_code}") from error
-        except httpx.HTTPError as error:
-            raise SourceError(f"{where} cannot be read: {error or type(error).__name__}: is it running?") from error
-        except (msgspec.DecodeError, AttributeError, KeyError, TypeError) as error:
-            raise SourceError(f"{where} is no http_sd list ([{{targets, labels}}]): {error!r}") from error
+        except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise SourceError(f"{where} {url} is no http_sd list ([{{targets, labels}}]): {error!r}") from error
         return found
 
     def check(self) -> list[Finding]:
         """Targets that answer, and the quantities they give. Nothing goes into the spool."""
-        try:
-            targets, warnings = self._targets()
-        except SourceError as error:
-            return [("reachable", False, str(error))]
-        fetched = self._read(targets, self._clock(), warnings)
+        with self._lock:
+            until_s = time.monotonic() + self._reading_s
+            try:
+                targets, warnings = self._targets(until_s)
+            except SourceError as error:
+                return [("reachable", False, str(error))]
+            fetched = self._read(targets, self._clock(), warnings, until_s)
         dead = len(fetched.warnings)
         text = f"{len(targets) - dead} of {len(targets)} targets answer"
         findings: list[Finding] = [("reachable", not dead, "; ".join([text, *fetched.warnings[:3]]))]
@@ -244,8 +262,21 @@ class ScrapeSource:
         return ("spool", True, f"{folder} can be written")
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True)
-        self._http.close()
+        self._pages.close()
+
+
+def _is_http(url: str) -> bool:
+    try:
+        return urlsplit(url).scheme in ("http", "https")
+    except ValueError:
+        return False
+
+
+def _host(url: str) -> str:
+    try:
+        return short_host(urlsplit(url).netloc.rsplit("@", 1)[-1])
+    except ValueError:
+        return url
 
 
 def _with_up(samples: pl.DataFrame, up: dict[str, bool], at: datetime, cluster: str) -> pl.DataFrame:

@@ -8,6 +8,7 @@ No I/O here; names and units stand in `features/metrics.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ UP = "up"
 _NAMES = (*metrics.GPU_NAMES, *metrics.NODE_NAMES, UP)
 _NAME_IDS = {name: i for i, name in enumerate(_NAMES)}
 _GPU_COUNT = len(metrics.GPU_NAMES)
+_FIRST_MS = 946_684_800_000  # 2000-01-01
+_AHEAD = timedelta(days=1)
 _UP_METRIC = metrics.Metric(UP, "is_up", entity="node")
 
 
@@ -104,6 +107,33 @@ class Samples(NamedTuple):
     counts: np.ndarray
     ts_ms: np.ndarray
     values: np.ndarray
+
+
+def drop_absurd_times(samples: Samples, index: Index, now: datetime) -> tuple[Samples, list[str]]:
+    """Samples whose time can be true: from 2000 to one day ahead of now. Others would not fit a time column.
+
+    Args:
+        samples: Of any metrics.
+        index: The index that resolved them.
+        now: UTC.
+
+    Returns:
+        The samples left (a series may be left with none), and a warning that counts the others and names one.
+    """
+    last = round((now + _AHEAD).timestamp() * 1000)
+    inside = (samples.ts_ms >= _FIRST_MS) & (samples.ts_ms <= last)
+    if inside.all():
+        return samples, []
+    owner = np.repeat(np.arange(len(samples.counts)), samples.counts)
+    odd = int(np.argmin(inside))
+    name, entity = _NAMES[samples.name[owner[odd]]], index.entities[samples.entity[owner[odd]]]
+    warning = (
+        f"{len(inside) - int(inside.sum())} samples have an impossible time and are left out, "
+        f"as {name} of {entity.gpu_uuid or entity.node} on {entity.node} at {int(samples.ts_ms[odd])} ms "
+        "since 1970: is that exporter's clock right?"
+    )
+    counts = np.bincount(owner[inside], minlength=len(samples.counts))
+    return Samples(samples.name, samples.entity, counts, samples.ts_ms[inside], samples.values[inside]), [warning]
 
 
 def to_frames(samples: Samples, index: Index, cluster: str) -> tuple[pl.DataFrame, pl.DataFrame, pl.Series, pl.Series]:
