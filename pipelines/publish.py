@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import polars as pl
@@ -31,6 +31,8 @@ HISTORY_DAYS = 120.0  # how far back forecasts look for earlier jobs of a user
 FAULT_DAYS = 365.0
 _RISK_EVERY = 0.5  # node risks are made anew when half of their life is over
 _JOURNAL_SETTLED_S = 300.0  # a line of the hour before may still be on its way
+_YEARS = (2000, 2200)  # times outside are no times of hints
+_MAX_TTL_S = 366 * 86_400.0
 _SHAPES = ("runtime", "remaining", "wait")
 
 
@@ -240,7 +242,7 @@ def load_journal(store: Store, settings: Settings, cluster: str, now: datetime) 
     rows = 0
     this_hour = f"{now:{FORMAT}}"
     for path in journal_files(settings.published, cluster):
-        snapshots = list(read_journal(path))
+        snapshots = [snapshot for snapshot in read_journal(path) if _is_sound(snapshot, path.name)]
         known = _known_versions(store, cluster, snapshots)
         new = [snapshot for snapshot in snapshots if snapshot.version > known.get(snapshot.kind, 0)]
         frame = hint_rows(cluster, new)
@@ -250,6 +252,19 @@ def load_journal(store: Store, settings: Settings, cluster: str, now: datetime) 
         if path.stem < this_hour and settled:
             path.unlink(missing_ok=True)
     return rows
+
+
+def _is_sound(snapshot: Snapshot, file: str) -> bool:
+    """Whether a snapshot can be kept at all; one that cannot is named in the log and passed over."""
+    at, ttl_s = snapshot.generated_at, snapshot.ttl_s
+    years = at.tzinfo is not None and _YEARS[0] <= at.year <= _YEARS[1]
+    if years and 0 <= ttl_s <= _MAX_TTL_S and 0 <= snapshot.version < 2**63:
+        return True
+    log.warning(
+        "journal %s: a snapshot of %s is passed over: version %d, generated_at %s, ttl_s %g are out of bounds",
+        file, snapshot.kind, snapshot.version, at, ttl_s,
+    )  # fmt: skip
+    return False
 
 
 def _known_versions(store: Store, cluster: str, snapshots: list[Snapshot]) -> dict[str, int]:
@@ -268,6 +283,7 @@ def hint_rows(cluster: str, snapshots: Iterable[Snapshot]) -> pl.DataFrame:
     """Rows of `out_hints`: one for each hint of each snapshot, its whole JSON in `detail`.
 
     An empty snapshot says something too (there is nothing to foresee): it becomes one row without a `hint_id`.
+    Items that are no hints are passed over with a warning; a snapshot of nothing else becomes no row.
     """
     rows = []
     for snapshot in snapshots:
@@ -280,26 +296,54 @@ def hint_rows(cluster: str, snapshots: Iterable[Snapshot]) -> pl.DataFrame:
             "kind": snapshot.kind,
             "version": snapshot.version,
         }
-        items = [(msgspec.json.decode(item), bytes(item).decode()) for item in snapshot.items]
-        rows += [{**head, **_hint(item), "detail": text} for item, text in items] or [{**head, "hint_id": ""}]
+        if not snapshot.items:
+            rows.append({**head, "hint_id": ""})
+        for item in snapshot.items:
+            try:
+                rows.append({**head, **_hint(_decode_item(item)), "detail": bytes(item).decode()})
+            except msgspec.DecodeError as error:
+                log.warning(
+                    "journal: an item of %s version %d is passed over: %s", snapshot.kind, snapshot.version, error
+                )
     return pl.DataFrame(rows, schema=schema("out_hints"))
 
 
-def _hint(item: Mapping[str, Any]) -> dict[str, Any]:
-    onset = item.get("expected_onset")
-    jobs = item.get("job_ids") or item.get("fits_jobs") or ([item["job_id"]] if item.get("job_id") else [])
-    nodes = item.get("nodes")
+class _Item(msgspec.Struct, frozen=True):
+    """What of a hint of any kind has a column of its own."""
+
+    id: str = ""
+    bottleneck_class: str | None = None
+    scope: str | None = None
+    node: str | None = None
+    nodes: list[str] | int | None = None
+    gpu_uuid: str | None = None
+    job_id: str | None = None
+    job_ids: list[str] | None = None
+    fits_jobs: list[str] | None = None
+    horizon_s: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
+    probability: float | None = None
+    confidence: float | None = None
+    expected_onset: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    action: str | None = None
+
+
+_decode_item = msgspec.json.Decoder(_Item).decode
+
+
+def _hint(item: _Item) -> dict[str, Any]:
+    jobs = item.job_ids or item.fits_jobs or ([item.job_id] if item.job_id else [])
+    onset = item.expected_onset
     return {
-        "hint_id": item.get("id", ""),
-        "bottleneck_class": item.get("bottleneck_class"),
-        "scope": item.get("scope"),
-        "node": item.get("node") or (",".join(nodes) if isinstance(nodes, list) else None),
-        "gpu_uuid": item.get("gpu_uuid"),
+        "hint_id": item.id,
+        "bottleneck_class": item.bottleneck_class,
+        "scope": item.scope,
+        "node": item.node or (",".join(item.nodes) if isinstance(item.nodes, list) else None),
+        "gpu_uuid": item.gpu_uuid,
         "job_id": ",".join(jobs) or None,
-        "horizon_s": item.get("horizon_s"),
-        "probability": item.get("probability", item.get("confidence")),
-        "expected_onset": datetime.fromisoformat(onset) if onset else None,
-        "action": item.get("action"),
+        "horizon_s": item.horizon_s,
+        "probability": item.confidence if item.probability is None else item.probability,
+        "expected_onset": onset if onset and _YEARS[0] <= onset.year <= _YEARS[1] else None,
+        "action": item.action,
     }
 
 

@@ -20,6 +20,7 @@ from scheduler_hints.schema import Quantiles
 MAX_JOBS = 1_000
 FORECAST_TIMEOUT_S = 30.0
 MAX_FORECASTS = 4
+SUBMIT_YEARS = (2000, 2200)
 
 Forecaster = Callable[[str, list[dict[str, Any]]], list[Quantiles]]
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
@@ -126,13 +127,24 @@ def decode_request(body: bytes) -> ForecastRequest:
     """Decode a body.
 
     Raises:
-        BadRequestError: It is not JSON.
+        BadRequestError: It is not JSON, or a `submit_time` is not of this age.
         InvalidBodyError: It has the wrong shape; the message names the field.
     """
     try:
-        return _request_decoder.decode(body)
+        request = _request_decoder.decode(body)
     except msgspec.ValidationError as error:
         fields = list(JobRequest.__struct_fields__)
         raise InvalidBodyError("invalid_body", f"{error}", {"request": ["cluster", "jobs"], "job": fields}) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequestError("bad_json", f"the body is not JSON: {error}") from None
+    first, last = SUBMIT_YEARS
+    for index, job in enumerate(request.jobs):
+        if job.submit_time is not None and not first <= job.submit_time.year < last:
+            name, value, valid = (
+                f"jobs[{index}].submit_time",
+                job.submit_time.isoformat(),
+                f"years {first} to {last - 1}",
+            )
+            detail = {"parameter": name, "value": value, "valid": valid}
+            raise BadRequestError("bad_value", f"{name}={value!r} is out of range; valid: {valid}", detail)
+    return request

@@ -101,6 +101,40 @@ def test_journal_files_go_when_their_hour_is_over_and_settled(store, settings):
     assert store.query("SELECT count(*) AS n FROM out_hints")["n"][0] == 1
 
 
+def test_what_is_no_hint_in_a_journal_is_passed_over_and_keeps_nothing_else_back(store, settings, caplog):
+    journal = Journal(settings.published, "alpha", min_interval_s=0)
+    snapshot = publish(settings, journal, "bottlenecks", [bottleneck("GPU-00")])
+    [path] = journal_files(settings.published, "alpha")
+    good = msgspec.json.decode(path.read_bytes())
+    item = good["items"][0]
+    wrong = [
+        7,
+        None,
+        "x",
+        [],
+        {"job_ids": [1]},
+        {"probability": "high"},
+        {"expected_onset": "soon"},
+        {"horizon_s": 1e9},
+    ]
+    lines = [
+        {**good, "version": 10**6, "items": [*wrong, item | {"expected_onset": "9999-12-31T23:59:59-14:00"}]},
+        {**good, "version": 2**63},
+        {**good, "generated_at": "9999-12-31T23:59:59-14:00"},
+        {**good, "generated_at": "2026-03-14T03:12:00"},
+        {**good, "ttl_s": 1e300},
+        [],
+    ]
+    earlier = path.with_name("2000-01-01T00.jsonl")
+    earlier.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    path.write_bytes(msgspec.json.encode({**good, "version": 10**6 + 1}) + b"\n")
+    assert load_journal(store, settings, "alpha", snapshot.generated_at) == 2
+    assert caplog.text.count("passed over") == len(wrong) + 4
+    rows = store.query("SELECT version, hint_id, expected_onset FROM out_hints ORDER BY version").rows()
+    assert rows[0] == (10**6, "b-GPU-00", None)
+    assert rows[1][:2] == (10**6 + 1, "b-GPU-00")
+
+
 def forecast_row(job_id, forecast, low, **more):
     quantiles = {name: low + 10.0 * i for i, name in enumerate(QUANTILE_COLUMNS)}
     return {"job_id": job_id, "forecast": forecast, "model_version": "m1", "generated_at": START, **quantiles, **more}

@@ -386,7 +386,14 @@ def test_data_elsewhere_is_refused_but_a_moved_folder_opens(tmp_path):
 
 def test_check_speaks_of_catalogue_schema_folder_disk_and_lock(shared):
     checks = shared.check()
-    assert [c.name for c in checks] == ["store catalogue", "store schema", "store data", "store disk", "store lock"]
+    assert [c.name for c in checks] == [
+        "store catalogue",
+        "store schema",
+        "store files",
+        "store data",
+        "store disk",
+        "store lock",
+    ]
     assert all(c.ok for c in checks)
 
 
