@@ -6,6 +6,7 @@ windows stands in `features/windows.py`; the same windows over history in `featu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,18 +21,24 @@ from features.windows import FEATURES, SLOTS, FeatureBlock, pace_steps, peer_fea
 _CHUNK = 8_192  # rows gathered at a time: 8,192 × 12 × 40 × 4 bytes stay near the cache
 _MIN_CAPACITY = 1_024
 _AHEAD_S = 5.0  # a clock that runs ahead by less than this makes a sample new, not wrong
+FORGET_S = 3_600.0  # a GPU that has been silent for this long gives its place up
 
 
 class RingWindow:
     """The last samples of every GPU: float32 rings of shape (quantity, gpu, slot) and their times.
 
-    A GPU gets an index when it is first seen and keeps it. Samples that are not newer than the last one of their GPU
-    are dropped, so that a source may be asked twice for the same minute.
+    A GPU gets an index when it is first seen and keeps it until `forget`. Samples that are not newer than the last one
+    of their GPU are dropped, so that a source may be asked twice for the same minute. A GPU that turns up on another
+    node begins anew there.
 
     Args:
         book: Limits of the nodes.
         stale_s: A GPU whose newest sample is older than this counts nowhere.
         slots: Samples kept per GPU.
+
+    Attributes:
+        count: GPUs there are; their indices are 0 … count - 1.
+        ahead: Samples of the last `observe` that were dropped because they lay in the future.
     """
 
     def __init__(self, book: ThresholdBook, *, stale_s: float = 45.0, slots: int = SLOTS) -> None:
@@ -39,6 +46,7 @@ class RingWindow:
         self.stale_s = stale_s
         self.slots = slots
         self.count = 0
+        self.ahead = 0
         self.uuids: list[str] = []
         self.nodes: list[str] = []
         self.node_names: list[str] = []
@@ -60,18 +68,28 @@ class RingWindow:
         self._node_sizes: dict[str, int] = {}
         self._job_codes: dict[str, int] = {}
         self._inlet: dict[str, float] = {}
-        self._seen_keys: tuple[pl.Series, NDArray[np.int64]] | None = None
+        self._seen_keys: tuple[pl.Series, pl.Series, NDArray[np.int64], NDArray[np.int64]] | None = None
         self._seen_jobs: tuple[pl.Series, NDArray[np.int64]] | None = None
 
     # --- taking in ------------------------------------------------------------------------------------------
 
-    def observe(self, gpu: pl.DataFrame, node: pl.DataFrame | None = None, job_by_node: Mapping | None = None) -> int:
+    def observe(
+        self,
+        gpu: pl.DataFrame,
+        node: pl.DataFrame | None = None,
+        job_by_node: Mapping | None = None,
+        *,
+        now_s: float | None = None,
+    ) -> int:
         """Take in samples.
 
         Args:
             gpu: Rows of `core_gpu_samples` columns, any number per GPU, in any order.
             node: Rows of `core_node_samples` columns; the newest inlet temperature of a node goes with its GPUs.
             job_by_node: Job of a node, for samples that do not name one.
+            now_s: The moment of the reading, seconds since 1970. Samples later than it by more than 5 s are dropped,
+                and what is there from a later moment (the clock was set back) does not count. None: history, of which
+                nothing is too late.
 
         Returns:
             Number of samples that were newer than what was there.
@@ -82,32 +100,41 @@ class RingWindow:
         missing = [name for name in ("ts", "node", "gpu_uuid") if name not in gpu.columns]
         if missing:
             raise ValueError(f"samples lack {', '.join(missing)}; they have {', '.join(gpu.columns)}")
+        self.ahead = 0
         if node is not None and node.height and {"node", "inlet_temp_c"} <= set(node.columns):
-            newest = node.sort("ts") if "ts" in node.columns else node
+            newest = _until(node, now_s).sort("ts") if "ts" in node.columns else node
             self._inlet.update(newest.select("node", "inlet_temp_c").drop_nulls().iter_rows())
         gpu = gpu.filter(pl.col("ts").is_not_null() & pl.col("gpu_uuid").is_not_null() & pl.col("node").is_not_null())
+        told = gpu.height
+        gpu = _until(gpu, now_s)
+        self.ahead = told - gpu.height
         if not gpu.height:
             return 0
         if gpu["gpu_uuid"].n_unique() == gpu.height:
-            return self._observe(gpu, job_by_node)
+            return self._observe(gpu, job_by_node, now_s)
         gpu = gpu.sort("ts").with_columns(pl.int_range(pl.len()).over("gpu_uuid").alias("_rank"))
         parts = gpu.partition_by("_rank", maintain_order=True, include_key=False)
-        return sum(self._observe(part, job_by_node) for part in parts)
+        return sum(self._observe(part, job_by_node, now_s) for part in parts)
 
-    def _observe(self, frame: pl.DataFrame, job_by_node: Mapping | None) -> int:
-        index = self._indices(frame)
+    def _observe(self, frame: pl.DataFrame, job_by_node: Mapping | None, now_s: float | None) -> int:
+        index, host = self._indices(frame)
+        if now_s is not None:
+            self._clear(index[self.last_ts[index] > now_s + _AHEAD_S])
         ts = frame["ts"].dt.epoch("us").to_numpy() / 1e6
         job = self._jobs(frame, job_by_node)
         columns = inputs(frame)
         if self._inlet and "inlet_temp_c" not in frame.columns:
             by_code = np.array([self._inlet.get(name, np.nan) for name in self.node_names], dtype=np.float32)
-            columns["inlet_temp_c"] = by_code[self.node[index]]
+            columns["inlet_temp_c"] = by_code[host]
         newer = ~(ts <= self.last_ts[index])  # NaN: never seen
         if not newer.all():
-            index, ts, job = index[newer], ts[newer], job[newer]
+            index, host, ts, job = index[newer], host[newer], ts[newer], job[newer]
             columns = {name: values[newer] for name, values in columns.items()}
         if not len(index):
             return 0
+        moved = host != self.node[index]
+        if moved.any():
+            self._move(index[moved], host[moved])
         gaps = ts - self.last_ts[index]
         if np.isfinite(gaps).any():
             self._interval_s = float(np.nanmedian(gaps))
@@ -125,18 +152,25 @@ class RingWindow:
             self.gpu_index[index] = wanted if newer.all() else wanted[newer]
         return len(index)
 
-    def _indices(self, frame: pl.DataFrame) -> NDArray[np.int64]:
-        keys = frame["gpu_uuid"]
-        if self._seen_keys is not None and self._seen_keys[0].equals(keys):
-            return self._seen_keys[1]
-        known = self._index
-        names = keys.to_list()
-        fresh = [(name, host) for name, host in zip(names, frame["node"].to_list(), strict=True) if name not in known]
+    def _indices(self, frame: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Index of the GPU and code of the node of each row."""
+        keys, hosts = frame["gpu_uuid"], frame["node"]
+        seen = self._seen_keys
+        if seen is not None and seen[0].equals(keys) and seen[1].equals(hosts):
+            return seen[2], seen[3]
+        known, codes = self._index, self._node_codes
+        names, places = keys.to_list(), hosts.to_list()
+        for host in places:
+            if host not in codes:
+                codes[host] = len(self.node_names)
+                self.node_names.append(host)
+        fresh = [(name, host) for name, host in zip(names, places, strict=True) if name not in known]
         if fresh:
             self._add(fresh)
         index = np.fromiter((known[name] for name in names), dtype=np.int64, count=len(names))
-        self._seen_keys = (keys, index)
-        return index
+        host = np.fromiter((codes[name] for name in places), dtype=np.int64, count=len(places))
+        self._seen_keys = (keys, hosts, index, host)
+        return index, host
 
     def _add(self, fresh: list[tuple[str, str]]) -> None:
         for name, host in fresh:
@@ -144,15 +178,79 @@ class RingWindow:
             self.uuids.append(name)
             self.nodes.append(host)
             self._node_sizes[host] = self._node_sizes.get(host, 0) + 1
-            if host not in self._node_codes:
-                self._node_codes[host] = len(self.node_names)
-                self.node_names.append(host)
         self.count = len(self.uuids)
         self._grow(self.count)
         old = self.count - len(fresh)
         self.node[old : self.count] = [self._node_codes[host] for _, host in fresh]
         for name, values in self.book.arrays([host for _, host in fresh]).items():
             self._limits[name][old : self.count] = values
+
+    def _move(self, index: NDArray[np.int64], host: NDArray[np.int64]) -> None:
+        """GPUs turned up on other nodes: theirs are the limits there, and nothing that was measured elsewhere."""
+        names = [self.node_names[code] for code in host]
+        for gpu, name in zip(index.tolist(), names, strict=True):
+            self._node_sizes[self.nodes[gpu]] -= 1
+            self._node_sizes[name] = self._node_sizes.get(name, 0) + 1
+            self.nodes[gpu] = name
+        self.node[index] = host
+        for name, values in self.book.arrays(names).items():
+            self._limits[name][index] = values
+        self._clear(index)
+
+    def _clear(self, index: NDArray[np.int64]) -> None:
+        """Take GPUs for never seen."""
+        if not len(index):
+            return
+        self._values[:, index], self.latest[:, index] = np.nan, np.nan
+        self._ts[index], self.last_ts[index], self.since[index] = np.nan, np.nan, np.nan
+        self.gpu_index[index] = 0
+        self._head[index], self.job[index], self._state.job[index] = 0, -1, -2  # -2: a job begins with the next sample
+
+    def forget(self, now_s: float, after_s: float = FORGET_S) -> int:
+        """Give up the places of GPUs that have been silent, and with them nodes and jobs that nothing refers to.
+
+        Indices change: none taken before is valid after a return above 0.
+
+        Args:
+            now_s: The moment, seconds since 1970.
+            after_s: Silence after which a GPU is forgotten.
+
+        Returns:
+            Number of GPUs forgotten.
+        """
+        keep = np.flatnonzero(self.age_s(now_s) <= after_s)
+        had, have = self.count, len(keep)
+        if have == had:
+            return 0
+        for array in self._arrays():
+            array[:have] = array[keep]
+        for q in range(len(QUANTITIES)):  # one at a time: the rings of a large cluster do not fit twice
+            self._values[q, :have] = self._values[q, keep]
+            self.latest[q, :have] = self.latest[q, keep]
+        self.uuids = [self.uuids[gpu] for gpu in keep]
+        self.nodes = [self.nodes[gpu] for gpu in keep]
+        self.count = have
+        self._index = {name: gpu for gpu, name in enumerate(self.uuids)}
+        self._clear(np.arange(have, had))
+        self.node_names = sorted(set(self.nodes))
+        self._node_codes = {name: code for code, name in enumerate(self.node_names)}
+        self.node[:have] = [self._node_codes[name] for name in self.nodes]
+        self._node_sizes = dict(Counter(self.nodes))
+        self._inlet = {name: value for name, value in self._inlet.items() if name in self._node_codes}
+        codes = np.unique(self.job[:have])
+        codes = codes[codes >= 0]
+        self.job_ids = [self.job_ids[code] for code in codes]
+        self._job_codes = {name: code for code, name in enumerate(self.job_ids)}
+        for jobs in (self.job[:have], self._state.job[:have]):
+            known = jobs >= 0
+            jobs[known] = np.searchsorted(codes, jobs[known])
+        self._seen_keys = self._seen_jobs = None
+        return had - have
+
+    def _arrays(self) -> list[NDArray]:
+        """All that is kept per GPU along the first axis."""
+        mine = (self.gpu_index, self.node, self.job, self.since, self.last_ts, self._ts, self._head)
+        return [*mine, *self._limits.values(), *vars(self._state).values()]
 
     def _grow(self, wanted: int) -> None:
         have = len(self.node)
@@ -280,6 +378,11 @@ class RingWindow:
     def nbytes(self) -> int:
         """Bytes of the rings."""
         return self._values.nbytes + self._ts.nbytes + self.latest.nbytes
+
+
+def _until(frame: pl.DataFrame, now_s: float | None) -> pl.DataFrame:
+    """Rows that are not from the future."""
+    return frame if now_s is None else frame.filter(pl.col("ts").dt.epoch("us") <= (now_s + _AHEAD_S) * 1e6)
 
 
 def history_features(

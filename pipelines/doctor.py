@@ -1,10 +1,12 @@
 """`weatherglass doctor`: looks at everything Weatherglass depends on and says what to do about what is wrong.
 
-It reads and probes; the only thing it writes is a file that it removes again in the state folder.
+It writes little: it makes the state folder and, by opening it, the store where they are missing, and the spool folder
+of a `scrape` source; files that it tries these folders with are removed again. All else is read and asked.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -13,8 +15,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pipelines.commands import TASKS
 from pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    import httpx
+
+    from scheduler_hints.tokens import TokenStore
 
 _MIN_FREE_BYTES = 5 * 2**30
 
@@ -27,11 +36,13 @@ class Finding:
         name: What was looked at.
         is_ok: Whether it is as it should be.
         message: What was seen; for a fault also what to do.
+        is_skipped: It was not looked at, for something before it is wrong; the message says what.
     """
 
     name: str
     is_ok: bool
     message: str
+    is_skipped: bool = False
 
 
 def check_state(settings: Settings) -> Iterator[Finding]:
@@ -63,69 +74,159 @@ def check_store(settings: Settings) -> Iterator[Finding]:
 
 
 def check_source(settings: Settings, cluster: str, what: str) -> Iterator[Finding]:
-    from pipelines.sources import build_jobs, build_telemetry
+    from pipelines.sources import SourceError, build_jobs, build_telemetry
 
+    chosen = settings.clusters[cluster]
+    if what == "jobs" and chosen.jobs == "none":
+        nodes = len(build_jobs(cluster, chosen, settings.state).live().nodes)
+        yield Finding(f"{cluster} jobs", True, f"no scheduler is configured; {nodes} nodes in the inventory")
+        return
     build = build_telemetry if what == "telemetry" else build_jobs
-    source = build(cluster, settings.clusters[cluster], settings.state)
+    try:
+        source = build(cluster, chosen, settings.state)
+    except SourceError as error:
+        yield Finding(f"{cluster} {what}", False, str(error).removeprefix(f"{cluster}: "))
+        return
     for name, is_ok, message in source.check():
-        yield Finding(f"{cluster} {what}: {name}", is_ok, message)
+        text = message.removeprefix(f"{cluster}: ")
+        if what == "jobs" and chosen.jobs == "slurm" and name == "reachable" and not is_ok:
+            text = _slurm_advice(cluster, text)
+        yield Finding(f"{cluster} {what}: {name}", is_ok, text)
+
+
+def _slurm_advice(cluster: str, text: str) -> str:
+    """The first line of what Slurm said, and what to do."""
+    said = text.splitlines()[0] if text else "no message"
+    # Slurm's tools print one error after another, and the source joins the lines; each begins with the tool's name.
+    tool, mark, rest = said.partition(": error: ")
+    first = rest.split(" scontrol: ")[0].split(" sinfo: ")[0].split(" squeue: ")[0]
+    said = f"{tool}{mark}{first}".rstrip(" ;.")
+    return f"{said}; set clusters.{cluster}.slurm_conf or slurm_bin, or run where scontrol works"
+
+
+_Recognise = Callable[["httpx.Response"], bool]
+
+
+def _is_hints_api(answer: httpx.Response) -> bool:
+    return answer.json() == {"status": "ok"}
+
+
+def _is_dashboards(answer: httpx.Response) -> bool:
+    return "Weatherglass" in answer.text
+
+
+def _is_dagster(answer: httpx.Response) -> bool:
+    return "dagster_webserver_version" in answer.json()
 
 
 def check_ports(settings: Settings) -> Iterator[Finding]:
-    """A port must be free, or already served by Weatherglass."""
-    for setting, host, port, path in (
-        ("api.port", settings.api.host, settings.api.port, "/healthz"),
-        ("dashboards.port", settings.dashboards.host, settings.dashboards.port, "/"),
-    ):
-        import httpx
-
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-                yield Finding(setting, True, f"{host}:{port} is free")
-                continue
-            except OSError as error:
-                reason = error.strerror
-        try:
-            running = httpx.get(f"http://{host}:{port}{path}", timeout=2).status_code == 200
-        except httpx.HTTPError:
-            running = False
-        if running:
-            yield Finding(setting, True, f"{host}:{port} answers; it is running")
+    """A port must be free, or already served by the part of Weatherglass that it is for."""
+    api, dashboards, dagster = settings.api, settings.dashboards, settings.dagster
+    ports: list[tuple[str, str, int, str, str, _Recognise]] = [
+        ("api.port", api.host, api.port, "/healthz", "the hints API", _is_hints_api),
+        ("dashboards.port", dashboards.host, dashboards.port, "/", "the dashboards", _is_dashboards),
+    ]
+    if dagster.enabled:
+        ports.append(("dagster.port", dagster.host, dagster.port, "/server_info", "Dagster", _is_dagster))
+    taken: dict[int, str] = {}
+    for setting, host, port, path, what, is_ours in ports:
+        if port in taken:
+            yield Finding(setting, False, f"{port} is {taken[port]} too; choose another")
+            continue
+        taken[port] = setting
+        reason = _bind_error(host, port)
+        if reason is None:
+            yield Finding(setting, True, f"{host}:{port} is free")
+        elif reason.errno != errno.EADDRINUSE:
+            name = setting.replace("port", "host")
+            yield Finding(setting, False, f"cannot listen on {host}:{port}: {reason.strerror}; set {setting} or {name}")
+        elif _answers(host, port, path, is_ours):
+            yield Finding(setting, True, f"{host}:{port}: {what} of Weatherglass answers there")
         else:
-            yield Finding(setting, False, f"{host}:{port}: {reason}, and what listens there is not ours; set {setting}")
+            wrong = f"{host}:{port} is in use, and what listens there is not {what} of Weatherglass"
+            yield Finding(setting, False, f"{wrong}; stop it or set {setting}")
+
+
+def _bind_error(host: str, port: int) -> OSError | None:
+    """Why nothing can listen there; None: it can."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, number) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error
+    return None
+
+
+def _answers(host: str, port: int, path: str, is_ours: _Recognise) -> bool:
+    """Whether the part of Weatherglass that is expected there answers."""
+    import httpx
+
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://[{here}]:{port}{path}" if ":" in here else f"http://{here}:{port}{path}"
+    try:
+        answer = httpx.get(url, timeout=2, trust_env=False)
+        return answer.status_code == 200 and is_ours(answer)
+    except (httpx.HTTPError, ValueError, TypeError):  # no HTTP, no JSON, JSON that is no object
+        return False
 
 
 def check_tokens(settings: Settings) -> Iterator[Finding]:
+    from scheduler_hints.tokens import TokenError, TokenStore, is_loopback
+
     if not settings.api.tokens_file:
-        loopback = settings.api.host in {"127.0.0.1", "::1", "localhost"}
-        yield Finding(
-            "tokens",
-            loopback or settings.api.insecure,
-            "none; the API listens on loopback only"
-            if loopback
-            else f"none, but api.host = {settings.api.host!r}: make some with `weatherglass token NAME` and set "
-            "api.tokens_file, or set api.insecure = true",
-        )
+        loopback = is_loopback(settings.api.host)
+        open_text = f"none, and api.host = {settings.api.host!r}"
+        if loopback:
+            text = "none; the API listens on loopback only"
+        elif settings.api.insecure:
+            text = f"{open_text}: everyone who reaches it may ask (api.insecure = true)"
+        else:
+            text = (
+                f"{open_text}: set api.tokens_file and make some with `weatherglass token create NAME`, or set "
+                "api.insecure = true"
+            )
+        yield Finding("tokens", loopback or settings.api.insecure, text)
         return
     path = Path(settings.api.tokens_file)
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
+        tokens = TokenStore(path)
     except OSError as error:
-        yield Finding("tokens", False, f"{path}: {error.strerror}; make it with `weatherglass token NAME`")
+        yield Finding("tokens", False, f"{path}: {error.strerror}; make it with `weatherglass token create NAME`")
+        return
+    except TokenError as error:
+        yield Finding("tokens", False, str(error))
         return
     is_private = not mode & 0o077
     fix = "" if is_private else f"; others can read it: chmod 600 {path}"
-    yield Finding("tokens", is_private, f"{path} has mode {mode:04o}{fix}")
+    yield Finding("tokens", is_private, f"{path} has {len(tokens)} tokens and mode {mode:04o}{fix}")
+    yield _own_token(tokens)
+
+
+def _own_token(tokens: TokenStore) -> Finding:
+    """Whether the parts of Weatherglass that ask the hints API have a token that it knows."""
+    from scheduler_hints.errors import UnauthorizedError
+
+    name, secret = "WEATHERGLASS_TOKEN", os.environ.get("WEATHERGLASS_TOKEN")
+    needed = "the dashboards and the Slurm agent need a read token in WEATHERGLASS_TOKEN"
+    make = "make one with `weatherglass token create dashboards`"
+    if not secret:
+        return Finding(name, False, f"not set; {needed}: {make}")
+    try:
+        owner = tokens.authenticate(f"Bearer {secret}".encode())
+    except UnauthorizedError:
+        return Finding(name, False, f"not a token of {tokens.path}; {needed}: {make}")
+    return Finding(name, True, f"the token {owner.name!r}, role {owner.role}")
 
 
 def check_registry(settings: Settings) -> Iterator[Finding]:
-    from models.registry import Registry, RegistryError
+    from models.registry import Registry, RegistryError, RegistryUnreadableError
 
     for name in settings.clusters:
         registry = Registry(settings.registry / name)
-        for task in ("runtime", "wait", "job_failure", "node_failure", "bottleneck"):
+        for task in TASKS:
             try:
                 version = registry.champion(task)
                 if version is None:
@@ -133,49 +234,73 @@ def check_registry(settings: Settings) -> Iterator[Finding]:
                 else:
                     registry.load(task)
                     yield Finding(f"{name} model: {task}", True, version)
+            except RegistryUnreadableError as error:
+                yield Finding(f"{name} model: {task}", False, str(error))
             except RegistryError as error:
-                advice = f"weatherglass models rollback {task} --cluster {name}"
+                advice = f"weatherglass models rollback {task} --cluster {name} --reason damaged"
                 yield Finding(f"{name} model: {task}", False, f"{error}; try: {advice}")
+
+
+_Check = tuple[str, Callable[[], Iterator[Finding]]]
 
 
 def findings(settings: Settings) -> Iterator[Finding]:
     """Everything there is to look at, in order; a check that breaks is itself a finding."""
-    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("state folder", lambda: check_state(settings)),
-        ("store", lambda: check_store(settings)),
-    ]
+    has_state = True
+    for finding in _guarded("state folder", lambda: check_state(settings)):
+        has_state &= finding.is_ok or finding.name != "state folder"
+        yield finding
+    is_elsewhere = "{state_dir}" not in settings.store.url + settings.store.data_path
+    if has_state or is_elsewhere:
+        yield from _guarded("store", lambda: check_store(settings))
+    if not has_state:
+        what = "models" if is_elsewhere else "store, models"
+        yield Finding(what, True, "not looked at: mend the state folder first", is_skipped=True)
+    if not settings.clusters:
+        yield Finding("clusters", False, "none in the settings; add a [clusters.NAME] block")
+    checks: list[_Check] = []
     for cluster in settings.clusters:
         for what in ("telemetry", "jobs"):
             checks.append(
                 (f"{cluster} {what}", lambda cluster=cluster, what=what: check_source(settings, cluster, what))
             )
-    checks += [
-        ("models", lambda: check_registry(settings)),
-        ("ports", lambda: check_ports(settings)),
-        ("tokens", lambda: check_tokens(settings)),
-    ]
-    if not settings.clusters:
-        yield Finding("clusters", False, "none in the settings; add a [clusters.NAME] block")
+    if has_state:
+        checks.append(("models", lambda: check_registry(settings)))
+    checks += [("ports", lambda: check_ports(settings)), ("tokens", lambda: check_tokens(settings))]
     for name, check in checks:
-        try:
-            yield from check()
-        except Exception as error:
-            yield Finding(name, False, f"{type(error).__name__}: {error}")
+        yield from _guarded(name, check)
+
+
+def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """The findings of a check, and one more when it breaks. Our own errors speak for themselves; others are named."""
+    from pipelines.sources import SourceError
+    from pipelines.store_errors import StoreError
+
+    try:
+        yield from check()
+    except (SourceError, StoreError) as error:
+        yield Finding(name, False, str(error))
+    except OSError as error:
+        yield Finding(name, False, f"{error.filename or name}: {error.strerror or error}")
+    except Exception as error:
+        yield Finding(name, False, f"{type(error).__name__}: {error}")
 
 
 def examine(settings: Settings) -> int:
     """Print every finding.
 
     Returns:
-        How many things are wrong.
+        How many things are wrong; what was not looked at is not among them.
     """
     colour = os.isatty(1) and "NO_COLOR" not in os.environ
-    failed = 0
+    failed = skipped = 0
     for finding in findings(settings):
         failed += not finding.is_ok
-        word = "ok  " if finding.is_ok else "FAIL"
+        skipped += finding.is_skipped
+        word = "skip" if finding.is_skipped else "ok  " if finding.is_ok else "FAIL"
         if colour:
-            word = f"\033[{32 if finding.is_ok else 31}m{word}\033[0m"
+            word = f"\033[{33 if finding.is_skipped else 32 if finding.is_ok else 31}m{word}\033[0m"
         print(f"{word}  {finding.name:<28}  {finding.message}", flush=True)
-    print("\nAll is well." if not failed else f"\n{failed} to mend.")
+    unseen = f"; {skipped} not looked at" if skipped else ""
+    print(f"\n{failed} to mend{unseen}." if failed else "\nAll is well.")
     return failed

@@ -7,9 +7,11 @@ Files `published/<cluster>/journal/<hour>.jsonl`, each line a whole Snapshot. Th
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -64,10 +66,18 @@ class Journal:
                 return False
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{snapshot.generated_at:{FORMAT}}.jsonl"
-        with path.open("ab") as file:
-            file.write(_encoder.encode(snapshot) + b"\n")
+        with path.open("a+b") as file:  # a line that a full disk cut off must not take this one with it
+            file.write((b"\n" if _is_torn(file) else b"") + _encoder.encode(snapshot) + b"\n")
         self._last[snapshot.kind] = (digest, outline, snapshot.generated_at)
         return True
+
+
+def _is_torn(file: BinaryIO) -> bool:
+    """Whether a file's last line has no end."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 def journal_files(root: Path, cluster: str) -> list[Path]:
@@ -77,7 +87,7 @@ def journal_files(root: Path, cluster: str) -> list[Path]:
 
 
 def read_journal(path: Path) -> Iterator[Snapshot]:
-    """Snapshots of one file in order; a line that a crash cut off is passed over.
+    """Snapshots of one file in order; blank lines and those that a crash or a full disk cut off are passed over.
 
     Raises:
         OSError: The file cannot be read.
@@ -86,5 +96,5 @@ def read_journal(path: Path) -> Iterator[Snapshot]:
         for line in file:
             try:
                 yield _decoder.decode(line)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 continue

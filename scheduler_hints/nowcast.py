@@ -30,7 +30,10 @@ from scheduler_hints.snapshot import Publisher, SnapshotError, read_snapshot, sn
 TASK = "bottleneck"
 MARGIN_S = 5.0  # how much later than its interval a sample may come and still be in time
 GONE_S = 86_400.0  # a GPU that has been silent for a day is no longer one of the cluster's
+FORGET_EVERY_S = 600.0  # how often places of GPUs that are gone are given up
 STATUS = "nowcast-status.json"
+FATAL = (SystemExit, KeyboardInterrupt, GeneratorExit)
+"""What ends a process on purpose. All else must not, a panic of a library in Rust included, which is no `Exception`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Nowcast:
         self.timings_s: dict[str, float] = {}
         self.ticks = 0
         self.samples_total = 0
+        self.samples_ahead_total = 0
         self.last_received_at: datetime | None = None
         self._jobs: pl.DataFrame | None = None
         self._nodes: pl.DataFrame | None = None
@@ -97,6 +101,7 @@ class Nowcast:
         self._plans: Sequence[ReservationPlan] = ()
         self._node_risks: Sequence[NodeRisk] = ()
         self._champion: str | None = None
+        self._forgot_s = 0.0
         self._resume()
         self._reload()  # a model's libraries take seconds to load: not in the first tick
 
@@ -108,7 +113,7 @@ class Nowcast:
         Args:
             gpu: Rows of `core_gpu_samples` columns; some quantities may be absent.
             node: Rows of `core_node_samples` columns.
-            received_at: When they arrived.
+            received_at: When they arrived; samples that lie ahead of it are dropped. None: they are history.
 
         Returns:
             How many were new.
@@ -117,12 +122,24 @@ class Nowcast:
             ValueError: A key column is absent.
         """
         began = time.perf_counter()
-        taken = self.window.observe(gpu, node, self.inventory.only_job)
+        now_s = received_at.timestamp() if received_at is not None else None
+        taken = self.window.observe(gpu, node, self.inventory.only_job, now_s=now_s)
+        self._note_ahead(self.window.ahead)
         if taken and received_at is not None:
             self.last_received_at = received_at
         self.samples_total += taken
         self.timings_s["observe"] = time.perf_counter() - began
         return taken
+
+    def _note_ahead(self, samples: int) -> None:
+        self.samples_ahead_total += samples
+        if samples:
+            self.problems["telemetry-clock"] = (
+                f"{samples} samples are from the future and were dropped: synchronise the clocks of their nodes and "
+                "of this machine"
+            )
+        else:
+            self.problems.pop("telemetry-clock", None)
 
     def warm(self, gpu: pl.DataFrame, node: pl.DataFrame | None = None) -> int:
         """Fill the windows with recent history from the store or the spool, oldest first; before the first tick."""
@@ -189,11 +206,16 @@ class Nowcast:
         stages["tick"] = time.perf_counter() - began
         self.timings_s = stages
         self.ticks += 1
-        return self._write_status(now, fresh, age, age_p95, horizon, scores)
+        status = self._write_status(now, fresh, age, age_p95, horizon, scores)
+        if abs(now_s - self._forgot_s) >= FORGET_EVERY_S:  # after all else: indices change
+            self._forgot_s = now_s
+            self.window.forget(now_s)
+        return status
 
     def _score(self, now_s: float) -> list[Scored]:
         excluded = self._excluded()
         scores = []
+        broken: dict[str, None] = {}  # in order, each once
         for name in CLASSES:
             gpus = self.window.screened(name, now_s)
             if excluded is not None:
@@ -203,12 +225,17 @@ class Nowcast:
             forecaster = self.forecaster
             try:
                 probabilities = forecaster.forecast(block)
-                self.problems.pop("model", None)
-            except Exception as error:
-                self.problems["model"] = f"{forecaster.version}: {error}"
+            except FATAL:
+                raise
+            except BaseException as error:
+                broken[f"{forecaster.version}: {error}"] = None
                 forecaster = TrendForecaster()
                 probabilities = forecaster.forecast(block)
             scores.append(Scored(name, block, probabilities, is_active, forecaster.version_of(name)))
+        if broken:
+            self.problems["model"] = "; ".join(broken)
+        else:
+            self.problems.pop("model", None)
         return scores
 
     def _excluded(self) -> np.ndarray | None:
@@ -244,7 +271,9 @@ class Nowcast:
         self.problems.pop("jobs", None)
         try:
             windows, plans = self._plan(self._jobs, self._nodes, now)
-        except Exception as error:
+        except FATAL:
+            raise
+        except BaseException as error:
             self.problems["windows"] = f"{type(error).__name__}: {error}"
             return
         self.problems.pop("windows", None)
@@ -336,6 +365,7 @@ class Nowcast:
         horizon: float | None,
         scores: Sequence[Scored],
     ) -> dict[str, Any]:
+        self.problems.pop("status", None)
         there = self.window.age_s(now.timestamp()) <= GONE_S
         status = {
             "cluster": self.cluster,
@@ -347,6 +377,7 @@ class Nowcast:
             "stale_gpus": int((there & ~fresh).sum()),
             "excluded_nodes": len(self.inventory.excluded),
             "samples_total": self.samples_total,
+            "samples_ahead_total": self.samples_ahead_total,
             "last_received_at": self.last_received_at.isoformat() if self.last_received_at else None,
             "jobs_observed_at": self._jobs_at.isoformat() if self._jobs_at else None,
             "sample_age_min_s": float(age.min()) if age.size else None,
@@ -365,6 +396,7 @@ class Nowcast:
             write_atomically(self.publisher.root / self.cluster / STATUS, msgspec.json.encode(status))
         except OSError as error:
             self.problems["status"] = str(error)
+            status["problems"] = dict(self.problems)
         return status
 
 

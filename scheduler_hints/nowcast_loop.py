@@ -9,28 +9,31 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 import polars as pl
 
-from scheduler_hints.nowcast import Nowcast
+from scheduler_hints.nowcast import FATAL, Nowcast
 
 log = logging.getLogger(__name__)
 
 WAIT_SHARE = 0.5  # of a tick that the loop waits for samples before it scores what it has
 JOBS_WAIT_SHARE = 0.1  # and then for jobs, before it cuts windows from the last ones
 LOG_EVERY_S = 60.0  # a problem that lasts is logged at most this often
+SHOWN = 3  # warnings of a source that are quoted
 
 
 class Newest(Protocol):
-    """What a telemetry source gives: newest sample of each GPU and node."""
+    """What a telemetry source gives: newest sample of each GPU and node, and in words what it could not read."""
 
     @property
     def gpu(self) -> pl.DataFrame: ...
     @property
     def node(self) -> pl.DataFrame: ...
+    @property
+    def warnings(self) -> Sequence[str]: ...
 
 
 class TelemetrySource(Protocol):
@@ -73,23 +76,28 @@ class Poll:
         self.seconds = 0.0
         self._ask = ask
         self._thread: threading.Thread | None = None
-        self._answer: tuple[Any, datetime, float] | Exception | None = None
-        self._logged = -LOG_EVERY_S
+        self._answer: tuple[Any, datetime, float] | BaseException | None = None
+        self._logged = self._warned = -LOG_EVERY_S
 
     def start(self) -> None:
         """Ask, unless the last question still waits for its answer."""
         if self._thread is None:
             self._answer = None
             # A daemon: a source that hangs must not keep the process from ending either.
-            self._thread = threading.Thread(target=self._work, name=f"poll-{self.name}", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name=f"poll-{self.name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the machine gives no more threads at present
+                self._fail(error)
+            else:
+                self._thread = thread
 
     def _work(self) -> None:
         began = time.perf_counter()
         asked_at = datetime.now(UTC)  # before the answer: an age counted from here is never too young
         try:
             self._answer = self._ask(), asked_at, time.perf_counter() - began
-        except Exception as error:
+        except BaseException as error:  # a thread of its own: nothing to let through to
             self._answer = error
 
     def take(self, wait_s: float) -> tuple[Any, datetime] | None:
@@ -101,14 +109,20 @@ class Poll:
             self.problem = f"{self.name}: no answer yet"
             return None
         self._thread = None
-        if self._answer is None or isinstance(self._answer, Exception):
+        if self._answer is None or isinstance(self._answer, BaseException):
             self._fail(self._answer or RuntimeError("ended without an answer"))
             return None
         answer, asked_at, self.seconds = self._answer
         self.problem = None
         return answer, asked_at
 
-    def _fail(self, error: Exception) -> None:
+    def warn(self, text: str) -> None:
+        """Log what an answer lacked, now and then."""
+        if time.monotonic() - self._warned >= LOG_EVERY_S:
+            self._warned = time.monotonic()
+            log.warning("source %s: %s", self.name, text)
+
+    def _fail(self, error: BaseException) -> None:
         self.failures_total += 1
         self.problem = f"{self.name}: {type(error).__name__}: {error}"
         if time.monotonic() - self._logged >= LOG_EVERY_S:
@@ -162,7 +176,9 @@ def run(
             status = nowcast.tick(wall_clock())
             if on_tick is not None:
                 on_tick(status)
-        except Exception:  # the next tick may well succeed; hints expire by themselves meanwhile
+        except FATAL:
+            raise
+        except BaseException:  # the next tick may well succeed; hints expire by themselves meanwhile
             log.exception("tick failed")
         next_tick += tick_s
         behind = time.monotonic() - next_tick
@@ -180,9 +196,12 @@ def _take_samples(
         return
     newest, asked_at = got
     try:
+        _note_warnings(nowcast, poll, getattr(newest, "warnings", ()))
         gpu = clean(newest.gpu) if clean is not None else newest.gpu
-        nowcast.observe(gpu, newest.node, asked_at)
-    except Exception as error:
+        nowcast.observe(gpu, newest.node, asked_at + timedelta(seconds=poll.seconds))
+    except FATAL:
+        raise
+    except BaseException as error:
         _note(nowcast, "telemetry-source", f"{poll.name}: {error}")
         log.warning("samples of %s could not be taken in: %s", poll.name, error)
 
@@ -203,9 +222,22 @@ def _take_jobs(
         forecasts = job_forecasts() if job_forecasts is not None else ()
         risks = node_risks() if node_risks is not None else ()
         nowcast.observe_jobs(live.jobs, live.nodes, forecasts, asked_at, risks)
-    except Exception as error:
+    except FATAL:
+        raise
+    except BaseException as error:
         _note(nowcast, "job-source", f"{poll.name}: {error}")
         log.warning("jobs of %s could not be taken in: %s", poll.name, error)
+
+
+def _note_warnings(nowcast: Nowcast, poll: Poll, warnings: Sequence[str]) -> None:
+    if not warnings:
+        _note(nowcast, "telemetry-targets", None)
+        return
+    more = f"; and {len(warnings) - SHOWN} more" if len(warnings) > SHOWN else ""
+    plural = "s" if len(warnings) > 1 else ""
+    text = f"{len(warnings)} warning{plural}: {'; '.join(map(str, warnings[:SHOWN]))}{more}"
+    _note(nowcast, "telemetry-targets", text)
+    poll.warn(text)
 
 
 def _note(nowcast: Nowcast, key: str, problem: str | None) -> None:

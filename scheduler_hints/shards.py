@@ -30,6 +30,25 @@ Key = tuple[str, str]
 """Cluster and kind."""
 Condition = Literal["fresh", "expired", "missing", "unreadable"]
 
+_NOWCAST_PROBLEMS = {
+    "bottlenecks": ("telemetry-source", "telemetry-targets", "telemetry-clock", "telemetry"),
+    "backfill-windows": ("job-source", "jobs", "windows"),
+    "reservation-plans": ("job-source", "jobs", "windows"),
+}
+"""Names under which a nowcast says what may keep it from publishing a kind, the cause before its effect."""
+_SILENT_TICKS = 4  # a nowcast whose last tick is older than this many of them is not heard any more
+
+
+class _Word(msgspec.Struct, frozen=True):
+    """What matters here of a nowcast's own status file."""
+
+    problems: dict[str, str] = {}
+    last_tick: datetime | None = None
+    tick_s: float = 15.0
+
+
+_word = msgspec.json.Decoder(_Word)
+
 
 class Row(msgspec.Struct, frozen=True):
     """One hint: decoded for filters, encoded for answers, and when it expires (CLOCK_BOOTTIME, s)."""
@@ -104,7 +123,29 @@ class State:
             case "missing":
                 return "nothing has been published yet"
         age_s = now_s - self.shards[cluster, kind].deadline_s
-        return f"expired {age_s:.0f} s ago: its writer has not published since"
+        return f"expired {age_s:.0f} s ago: nothing newer has been published"
+
+    def nowcast_problems(self, cluster: str, kind: str, at: datetime) -> str | None:
+        """What the nowcast says keeps it from publishing a kind, or that it is silent; None when it says nothing.
+
+        Args:
+            cluster: Name of the cluster.
+            kind: Kind of hint; None is returned for those that the nowcast does not publish.
+            at: Now in UTC.
+        """
+        names = (kind, *_NOWCAST_PROBLEMS.get(kind, ()))
+        if len(names) == 1 or cluster not in self.nowcast:
+            return None
+        try:
+            said = _word.decode(self.nowcast[cluster])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        if said.last_tick is not None and said.last_tick.tzinfo is not None:
+            silent_s = (at - said.last_tick).total_seconds()
+            if silent_s > _SILENT_TICKS * said.tick_s:
+                return f"the nowcast has not ticked for {silent_s:.0f} s: is it running?"
+        found = [said.problems[name] for name in names if name in said.problems]
+        return f"the nowcast says: {'; '.join(found)}" if found else None
 
 
 def load_shard(data: bytes, cluster: str, kind: str, origin: str | Path, now_s: float, now_wall: datetime) -> Shard:

@@ -73,14 +73,17 @@ def status_of(state: State, clusters: Sequence[str], kinds: Sequence[str], now_s
     """
     found: dict[str, ClusterStatus] = {}
     for cluster in clusters:
-        by_kind = {kind: _kind_status(state, cluster, kind, now_s) for kind in kinds}
+        by_kind = {kind: _kind_status(state, cluster, kind, now_s, at) for kind in kinds}
         is_fresh = any(status.is_fresh for status in by_kind.values())
         found[cluster] = ClusterStatus(is_fresh, by_kind, state.nowcast.get(cluster))
     return Status(any(cluster.is_fresh for cluster in found.values()), at, found)
 
 
-def _kind_status(state: State, cluster: str, kind: str, now_s: float) -> KindStatus:
+def _kind_status(state: State, cluster: str, kind: str, now_s: float, at: datetime) -> KindStatus:
     reason = state.why_stale(cluster, kind, now_s)
+    said = state.nowcast_problems(cluster, kind, at) if reason is not None else None
+    if said is not None:
+        reason = f"{reason}; {said}"
     shard = state.shards.get((cluster, kind))
     if shard is None:
         return KindStatus(False, reason, *(None,) * 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -680,6 +681,13 @@ def test_runtime_forecasts_come_in_the_order_asked(tmp_path: Path) -> None:
         ({"cluster": "alpha", "jobs": [{"usr": "a"}]}, 422, "invalid_body", "unknown field `usr` - at `$.jobs[0]`"),
         ({"cluster": "alpha", "jobs": [{"gpus": -1}]}, 422, "invalid_body", "$.jobs[0].gpus"),
         ({"cluster": "alpha", "jobs": [{"submit_time": "2026-03-14T03:12:00"}]}, 422, "invalid_body", "timezone"),
+        (
+            {"cluster": "alpha", "jobs": [{}, {"submit_time": "9999-12-31T23:59:59-14:00"}]},
+            400,
+            "bad_value",
+            "jobs[1].submit_time='9999-12-31T23:59:59-14:00' is out of range; valid: years 2000 to 2199",
+        ),
+        ({"cluster": "alpha", "jobs": [{"submit_time": "0001-01-01T00:00:00+14:00"}]}, 400, "bad_value", "years 2000"),
         ({"cluster": "gamma", "jobs": [{}]}, 400, "bad_value", "no cluster 'gamma'; clusters: alpha, beta"),
         ({"cluster": "beta", "jobs": [{}]}, 503, "no_forecast", "trained tonight"),
     ],
@@ -784,6 +792,32 @@ def test_status_tells_freshness_versions_lag_and_the_nowcasts_own_word(tmp_path:
     assert status["is_fresh"] is False
     assert status["clusters"]["alpha"]["nowcast"] is None
     assert status["clusters"]["alpha"]["kinds"]["bottlenecks"]["expires_in_s"] == 0
+
+
+def test_status_says_what_keeps_the_nowcast_from_publishing(tmp_path: Path) -> None:
+    publish(tmp_path, ttl_s=30)
+    own = tmp_path / "alpha" / "nowcast-status.json"
+    word = {"tick_s": 15.0, "problems": {"telemetry": "no fresh sample", "telemetry-source": "prod: refused"}}
+    clock = Clock()
+    app = make(tmp_path, clock=clock)
+
+    def reasons(silent_s: float) -> dict[str, str | None]:
+        own.write_text(json.dumps({**word, "last_tick": (datetime.now(UTC) - timedelta(seconds=silent_s)).isoformat()}))
+        app.store.refresh()
+        kinds = ask(app, "/v1/status").json()["clusters"]["alpha"]["kinds"]
+        return {kind: status["reason"] for kind, status in kinds.items()}
+
+    assert reasons(0)["bottlenecks"] is None
+    clock.ahead_s = 33
+    found = reasons(0)["bottlenecks"]
+    assert re.fullmatch(
+        r"expired \d s ago: nothing newer has been published; the nowcast says: prod: refused; no fresh sample",
+        str(found),
+    )
+    assert str(reasons(0)["jobs"]).endswith("nothing newer has been published")  # the nowcast does not publish these
+    silent = str(reasons(500)["bottlenecks"])
+    assert "has not ticked for 500 s" in silent
+    assert "refused" not in silent
 
 
 def _metrics(app: Dispatcher, headers: dict[str, str] | None = None) -> dict[str, list[Any]]:

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from features.conditions import CLASSES
 from features.vocabulary import JOB_COLUMNS, schema
 from models.bottleneck import HazardForecaster
 from models.registry import Registry
@@ -321,6 +322,11 @@ def test_a_full_disk_is_said_and_survived(tmp_path, monkeypatch):
     status = world.tick(630)
     assert status["problems"] == {}
     assert read_snapshot(snapshot_path(tmp_path, "c", "bottlenecks")).version == version + 1
+    with monkeypatch.context() as patch:
+        patch.setattr("scheduler_hints.nowcast.write_atomically", lambda *_, **__: (_ for _ in ()).throw(full))
+        assert "No space" in world.tick(645)["problems"]["status"]
+    assert world.tick(660)["problems"] == {}
+    assert json.loads((tmp_path / "c" / STATUS).read_bytes())["problems"] == {}
 
 
 def test_windows_and_plans_are_published_and_die_with_the_schedulers_word(tmp_path):
@@ -368,6 +374,52 @@ def test_journal_keeps_each_change_once(tmp_path):
         file.write(b'{"schema_version":1,"ki')  # a crash in the middle of a line
     assert len(list(read_journal(path))) == len([s for s in lines if s.generated_at.hour == lines[0].generated_at.hour])
     assert Journal(tmp_path, "c").append(mine[-1])
+
+
+def test_a_line_that_a_full_disk_cut_off_takes_no_other_with_it(tmp_path):
+    World(tmp_path, hot([3])).tick(600)
+    (path,) = journal_files(tmp_path, "c")
+    whole = path.read_bytes()
+    snapshots = list(read_journal(path))
+    journal = Journal(tmp_path, "c")
+    path.write_bytes(b"\n" + whole + b'\xff\n\n{"schema_version":1,"ki')
+    assert journal.append(snapshots[0])
+    assert [s.kind for s in read_journal(path)] == [s.kind for s in [*snapshots, snapshots[0]]]
+    assert journal.append(snapshots[1])
+    assert b"\n\n" not in path.read_bytes()[len(whole) + 5 :]  # nothing is added where the line before has its end
+
+
+def test_samples_of_the_future_are_counted_and_the_gpus_that_are_gone_forgotten(tmp_path):
+    world = World(tmp_path, hot([3]))
+    world.tick(600)
+    ahead = world.samples.filter(pl.col("ts") == at(615)).with_columns(pl.col("ts") + timedelta(days=1))
+    assert world.nowcast.observe(ahead, None, at(615)) == 0
+    status = world.tick(615, feed=False)
+    assert status["samples_ahead_total"] == 8
+    assert "8 samples are from the future" in status["problems"]["telemetry-clock"]
+    status = world.tick(630)
+    assert "telemetry-clock" not in status["problems"]
+    assert status["fresh_gpus"] == 8
+    other = world.samples.filter(pl.col("ts") == at(1_500)).with_columns(
+        pl.lit(at(5_000)).alias("ts"), pl.col("gpu_uuid") + "-b"
+    )
+    world.nowcast.observe(other, None, at(5_000))
+    world.nowcast.tick(at(5_001))
+    assert world.nowcast.window.count == 8
+
+
+def test_a_model_that_fails_for_one_class_is_said_though_it_works_for_the_next(tmp_path):
+    class Halting(Fixed):
+        def forecast(self, block):
+            if block.bottleneck_class == CLASSES[0]:
+                raise pl.exceptions.PanicException("index out of bounds")
+            return super().forecast(block)
+
+    world = World(tmp_path, hot([3]))
+    world.nowcast.forecaster = Halting(0.1)
+    assert world.tick(600)["problems"]["model"] == "fixed: index out of bounds"
+    world.nowcast.forecaster = Fixed(0.1)
+    assert "model" not in world.tick(615)["problems"]
 
 
 # --- the loop ---------------------------------------------------------------------------------------------
@@ -440,6 +492,67 @@ def test_the_loop_outlives_a_source_that_fails_and_says_so(tmp_path):
     assert problems[0] == problems[-1] == ""
     assert statuses[-1]["gpus"] == 8
     assert read_snapshot(snapshot_path(tmp_path, "c", "backfill-windows")).items
+
+
+def test_the_loop_outlives_panics_which_are_no_exceptions(tmp_path):
+    panic = pl.exceptions.PanicException
+    assert not issubclass(panic, Exception)
+
+    def answer(n):
+        if n == 2:
+            raise panic("in the source")
+        if n == 3:
+            raise SystemExit("in the thread of the source")
+        return newest()
+
+    cleaned, told = [], []
+
+    def clean(rows):
+        cleaned.append(rows)
+        if len(cleaned) == 2:
+            raise panic("in cleaning")
+        return rows
+
+    def forecasts():
+        raise panic("in forecasts")
+
+    nowcast = Nowcast("c", Publisher(tmp_path, "c"), CONFIG)
+    original = nowcast.tick
+
+    def tick(moment):
+        told.append(moment)
+        if len(told) == 5:
+            raise panic("in the tick")
+        return original(moment)
+
+    nowcast.tick = tick
+    source = Source(answer)
+    statuses, _ = run_for(
+        nowcast, source, 6, tick_s=0.2, jobs=source, clean=clean, job_forecasts=forecasts, jobs_period_s=0
+    )
+    problems = [status["problems"].get("telemetry-source", "") for status in statuses]
+    assert "in the source" in problems[1]
+    assert "in the thread" in problems[2]
+    assert "in cleaning" in problems[3]
+    assert problems[0] == problems[-1] == ""
+    assert "in forecasts" in statuses[-1]["problems"]["job-source"]
+    assert len(told) == 7
+
+
+def test_what_a_source_could_not_read_is_said_until_it_can(tmp_path, caplog):
+    def answer(n):
+        found = newest()
+        found.warnings = [f"node{i}: refused" for i in range(5 if n < 3 else 1 if n == 3 else 0)]
+        return found
+
+    nowcast = Nowcast("c", Publisher(tmp_path, "c"), CONFIG)
+    statuses, _ = run_for(nowcast, Source(answer), 4, tick_s=0.2)
+    said = [status["problems"].get("telemetry-targets") for status in statuses]
+    first = "5 warnings: node0: refused; node1: refused; node2: refused; and 2 more"
+    assert said == [first, first, "1 warning: node0: refused", None]
+    assert [record.getMessage() for record in caplog.records if "refused" in record.message] == [
+        f"source made-up: {first}"
+    ]
 
 
 def test_a_source_that_hangs_delays_no_tick_and_is_asked_once(tmp_path):

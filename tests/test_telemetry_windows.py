@@ -243,3 +243,97 @@ def test_history_refuses_what_it_does_not_know():
         rows, at=wanted.with_columns(pl.lit(at(-5)).alias("at")), bottleneck_class="thermal_throttle", book=BOOK
     )
     assert np.isnan(early.column("last")).all()
+
+
+def readings(seconds, uuid="g", node="n0", temp=60.0, **more):
+    """Samples of one GPU."""
+    return pl.DataFrame({"ts": [at(t) for t in seconds], "node": node, "gpu_uuid": uuid, "gpu_temp_c": temp, **more})
+
+
+def now_s(second):
+    return at(second).timestamp()
+
+
+def test_a_sample_from_the_future_blinds_no_gpu():
+    ring = RingWindow(BOOK)
+    assert ring.observe(readings([0]), now_s=now_s(1)) == 1
+    nodes = pl.DataFrame({"ts": [at(15), at(86_400)], "node": "n0", "inlet_temp_c": [22.0, 99.0]})
+    assert ring.observe(readings([86_415]), nodes, now_s=now_s(16)) == 0
+    assert ring.ahead == 1
+    assert ring.observe(readings([4]), now_s=now_s(0)) == 1  # a clock that runs ahead a little is not wrong
+    assert ring.observe(readings([30]), now_s=now_s(31)) == 1
+    assert ring.ahead == 0
+    assert ring.is_fresh(now_s(31)).tolist() == [True]
+    block = ring.features(np.array([0]), "thermal_throttle", now_s(31))
+    assert block.column("inlet_temp_c_last")[0] == 22
+    assert ring.observe(readings([86_400], uuid="other"), now_s=now_s(31)) == 0
+    assert ring.count == 1
+
+
+def test_what_is_there_from_the_future_does_not_count_once_the_clock_is_set_back():
+    ring = RingWindow(BOOK)
+    ring.observe(readings(range(3_600, 3_720, 15), temp=50.0))  # history, read while the clock was an hour ahead
+    assert ring.observe(readings([30]), now_s=now_s(31)) == 1
+    block = ring.features(np.array([0]), "thermal_throttle", now_s(31))
+    assert block.column("samples")[0] == 1
+    assert block.column("gpu_temp_c_last")[0] == 60
+    assert ring.since[0] == now_s(30)
+
+
+def test_a_gpu_that_moves_to_another_node_begins_anew_there():
+    ring = RingWindow(ThresholdBook({"n0": H100, "n1": "Tesla V100-SXM2-32GB"}))
+    moving = [f"g{i}" for i in range(3)]
+
+    def told(second, node):
+        return pl.concat([readings([second], uuid, node) for uuid in moving])
+
+    for second in range(0, 60, 15):
+        ring.observe(told(second, "n0"), now_s=now_s(second))
+    before = ring.distance("thermal_throttle").copy()
+    # The old series lingers beside the new one, as it does where a source looks back.
+    ring.observe(pl.concat([told(45, "n0"), told(60, "n1")]), now_s=now_s(60))
+    ring.observe(pl.concat([told(45, "n0"), told(75, "n1")]), now_s=now_s(75))
+    assert ring.nodes == ["n1"] * 3
+    assert [ring.node_names[code] for code in ring.node[: ring.count]] == ["n1"] * 3
+    assert (ring.node_size("n0"), ring.node_size("n1")) == (0, 3)
+    fresh = RingWindow(ring.book)
+    fresh.observe(told(75, "n1"))
+    np.testing.assert_array_equal(ring.distance("thermal_throttle"), fresh.distance("thermal_throttle"))
+    assert not np.array_equal(before, ring.distance("thermal_throttle"))
+    assert ring.features(np.arange(3), "thermal_throttle", now_s(75)).column("samples").tolist() == [2, 2, 2]
+
+
+def test_gpus_that_are_gone_give_their_places_up_and_the_others_stay_as_they_were():
+    rows, late = frame(gang(seconds=600, gpus=16)), frame(gang(seconds=615, gpus=16)).filter(pl.col("ts") > at(599))
+    stay = pl.col("gpu_uuid").is_in([f"GPU-{i:04d}" for i in (1, 3, 4, 10, 15)])
+    ring, alone = RingWindow(BOOK), RingWindow(BOOK)
+    ring.observe(readings([0], uuid="gone", node="n9", job_id="old"))
+    ring.observe(rows)
+    alone.observe(rows.filter(stay))
+    assert ring.forget(now_s(600)) == 0
+    assert ring.forget(now_s(3_601)) == 1  # the first alone has been silent for an hour
+    assert (ring.count, ring.node_size("n9"), ring.job_ids) == (16, 0, ["7"])
+    ring.observe(rows.filter(stay).with_columns(pl.col("ts") + timedelta(seconds=3_600)))
+    alone.observe(rows.filter(stay).with_columns(pl.col("ts") + timedelta(seconds=3_600)))
+    assert ring.forget(now_s(4_190)) == 11
+    assert ring.uuids == alone.uuids
+    assert ring.nodes == alone.nodes
+    for window in (ring, alone):
+        window.observe(late.with_columns(pl.col("ts") + timedelta(seconds=3_600)))  # they come back, and so do others
+    assert ring.count == alone.count == 16
+    assert sorted(ring.node_size(f"n{i}") for i in range(2)) == [8, 8]
+    for name in CLASSES:
+        blocks = [window.features(np.arange(16), name, now_s(4_201)).matrix for window in (ring, alone)]
+        np.testing.assert_array_equal(*blocks)
+    assert [ring.job_id(i) for i in range(16)] == [alone.job_id(i) for i in range(16)]
+
+
+def test_names_that_keep_changing_do_not_make_the_rings_grow():
+    ring = RingWindow(BOOK)
+    for hour in range(12):
+        rows = pl.concat([readings([hour * 3_700], uuid=f"{hour}-{i}", node=f"h{hour}") for i in range(200)])
+        ring.observe(rows, now_s=now_s(hour * 3_700))
+        ring.forget(now_s(hour * 3_700))
+    assert ring.count == 200
+    assert len(ring.last_ts) == 1_024
+    assert ring.node_names == ["h11"]
