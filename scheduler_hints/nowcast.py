@@ -207,9 +207,11 @@ class Nowcast:
         self.timings_s = stages
         self.ticks += 1
         status = self._write_status(now, fresh, age, age_p95, horizon, scores)
-        if abs(now_s - self._forgot_s) >= FORGET_EVERY_S:  # after all else: indices change
-            self._forgot_s = now_s
-            self.window.forget(now_s)
+        # After all else: indices change. By the last reading: while the source is down, no GPU is gone for that.
+        read_s = self.last_received_at.timestamp() if self.last_received_at is not None else self._forgot_s
+        if abs(read_s - self._forgot_s) >= FORGET_EVERY_S:
+            self._forgot_s = read_s
+            self.window.forget(read_s)
         return status
 
     def _score(self, now_s: float) -> list[Scored]:
