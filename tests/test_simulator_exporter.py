@@ -270,7 +270,7 @@ def test_command_line_explains_itself_and_names_what_is_wrong(tmp_path: Path) ->
     run = CliRunner().invoke
     for arguments in (["--help"], ["serve", "--help"], ["history", "--help"]):
         assert run(command_line, arguments).exit_code == 0
-    assert "Example: python -m simulator serve" in run(command_line, ["serve", "--help"]).output
+    assert "Example: weatherglass simulate serve" in run(command_line, ["serve", "--help"]).output
     bad = run(command_line, ["history", "--gpu-model", "abacus", "--out", str(tmp_path)])
     assert bad.exit_code == 1
     assert "no GPU model 'abacus'; models: NVIDIA A100" in bad.output
