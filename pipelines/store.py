@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -36,6 +36,7 @@ from pipelines.catalogue import (
     set_options,
 )
 from pipelines.housekeeping import Check
+from pipelines.merges import merged_since, newest_snapshot
 from pipelines.store_errors import (
     SnapshotGone,
     StoreBusy,
@@ -83,7 +84,7 @@ class Reader:
             StoreDamaged: A Parquet file is missing or damaged.
         """
         try:
-            return select(self._cursor, sql, parameters)
+            return self._store.select(self._cursor, sql, parameters)
         except duckdb.Error as error:
             raise self._store.error(error) from error
 
@@ -159,7 +160,7 @@ class Store:
             SnapshotGone: The snapshot has expired.
             StoreDamaged: A Parquet file is missing or damaged.
         """
-        return self._read(lambda cursor: select(cursor, sql, params), snapshot)
+        return self._read(lambda cursor: self.select(cursor, sql, params), snapshot)
 
     @contextmanager
     def reader(self) -> Generator[Reader, None, None]:
@@ -268,6 +269,18 @@ class Store:
     @property
     def lock(self) -> WriterLock:
         return self._lock
+
+    def select(self, cursor: duckdb.DuckDBPyConnection, sql: str, parameters: Parameters) -> pl.DataFrame:
+        """One SELECT of a reader; asked again when the files of its tables were merged under it."""
+        if self.location.kind != "sqlite":
+            return select(cursor, sql, parameters)
+        with closing(self._connection.cursor()) as watch:
+            for _ in range(_ATTEMPTS):
+                before = newest_snapshot(watch)
+                rows = select(cursor, sql, parameters)
+                if not merged_since(watch, before, sql):
+                    return rows
+        raise StoreBusy(f"{self.location.label}: files were merged under each of {_ATTEMPTS} reads; try again")
 
     def error(self, error: BaseException) -> StoreError:
         """The typed form of an error of DuckDB."""
