@@ -40,26 +40,27 @@ def _forecasts(job_ids: list[str], kind: str, medians: np.ndarray) -> pl.DataFra
 
 def cluster(sizes: np.ndarray, seed: int = 1) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Jobs, nodes and forecasts; `sizes` are those of the pending jobs, nodes."""
-    from features.vocabulary import conform, schema
+    from features.vocabulary import conform
 
     rng = np.random.default_rng(seed)
     held = np.minimum(2 ** rng.integers(0, 4, 5_000), 8)
     held = held[np.cumsum(held) <= NODES * 0.976]
     edges = np.concatenate([[0], np.cumsum(held)])
     names = [f"n{i + 1}" for i in range(NODES)]
-    nodes = pl.DataFrame(
-        {
-            "observed_at": [NOW] * NODES,
-            "cluster": ["alpha"] * NODES,
-            "node": names,
-            "rack": [f"r{i // 16}" for i in range(NODES)],
-            "pod": [f"p{i // 256}" for i in range(NODES)],
-            "gpu_model": ["H100"] * NODES,
-            "gpus": [8] * NODES,
-            "state": ["allocated" if i < edges[-1] else "idle" for i in range(NODES)],
-            "reason": [None] * NODES,
-        },
-        schema=schema("core_nodes"),
+    nodes = conform(
+        pl.DataFrame(
+            {
+                "observed_at": [NOW] * NODES,
+                "cluster": ["alpha"] * NODES,
+                "node": names,
+                "rack": [f"r{i // 16}" for i in range(NODES)],
+                "pod": [f"p{i // 256}" for i in range(NODES)],
+                "gpu_model": ["H100"] * NODES,
+                "gpus": [8] * NODES,
+                "state": ["allocated" if i < edges[-1] else "idle" for i in range(NODES)],
+            }
+        ),
+        "core_nodes",
     )
     limits = rng.choice([3600, 14_400, 86_400, 259_200], len(held))
     running = pl.DataFrame(

@@ -78,6 +78,17 @@ _COLUMNS: tuple[Column, ...] = (
     _c("rack", STR, "Rack of the node"),
     _c("pod", STR, "Pod: the group of racks that share a network leaf"),
     _c("job_id", STR, "Id of the job, as its scheduler prints it"),
+    _c("mig_instance", STR, "Id of the MIG instance on its GPU; null for a whole GPU"),
+    _c("mig_profile", STR, "Profile of the MIG instance, as 1g.10gb"),
+    _c("device", STR, "Network device, as mlx5_0"),
+    _c("port", STR, "Port of the network device"),
+    _c("link", I32, "Number of the NVLink on its GPU", "", 0, 255),
+    _c("slot", STR, "Where a board sits: its PCI bus id, else its index"),
+    _c("power_domain", STR, "Power domain of the node: what one breaker or feed carries"),
+    _c("nvlink_domain", STR, "NVLink domain of the node: the nodes that one NVLink fabric joins"),
+    _c("driver_version", STR, "Version of the GPU driver"),
+    _c("vbios_version", STR, "Version of the GPU's VBIOS"),
+    _c("serial_number", STR, "Serial number of the board"),
     # --- GPU quantities -----------------------------------------------------------------------------------
     _c("gpu_util_ratio", F32, "Share of time any kernel ran (coarse)", "ratio", 0, 1, 0.01),
     _c("engine_active_ratio", F32, "Share of time the graphics engine was active", "ratio", 0, 1, 0.001),
@@ -106,6 +117,70 @@ _COLUMNS: tuple[Column, ...] = (
     _c("remapped_rows_total", F32, "Memory rows remapped after uncorrectable errors", "rows", 0, 1e6),
     _c("nvlink_error_total", F32, "NVLink replay, recovery and CRC errors", "errors", 0, 1e12),
     _c("step_time_s", F32, "Duration of the job's last training step, as the job reports it", "s", 0, 86_400, 0.001),
+    # --- GPU health: counters and states that change seldom -----------------------------------------------
+    _c("energy_total_j", F64, "Energy used since the driver was loaded", "J", 0, 1e15),
+    _c(
+        "mem_copy_util_ratio",
+        F32,
+        "Share of time device memory was read or written (not its fill)",
+        "ratio",
+        0,
+        1,
+        0.01,
+    ),
+    _c("encoder_util_ratio", F32, "Utilisation of the video encoder", "ratio", 0, 1, 0.01),
+    _c("decoder_util_ratio", F32, "Utilisation of the video decoder", "ratio", 0, 1, 0.01),
+    _c("sm_occupancy_ratio", F32, "Resident warps as share of the possible", "ratio", 0, 1, 0.001),
+    _c("fp64_active_ratio", F32, "Share of time the FP64 pipe was active", "ratio", 0, 1, 0.001),
+    _c("fp32_active_ratio", F32, "Share of time the FP32 pipe was active", "ratio", 0, 1, 0.001),
+    _c("fp16_active_ratio", F32, "Share of time the FP16 pipe was active", "ratio", 0, 1, 0.001),
+    _c("pcie_replay_total", F64, "PCIe retries", "retries", 0, 1e12),
+    _c("pcie_link_gen", I32, "Generation of the PCIe link now (lower at idle)", "", 0, 10),
+    _c("pcie_link_width", I32, "Lanes of the PCIe link now", "lanes", 0, 32),
+    _c("ecc_corrected_total", F64, "Corrected ECC errors since driver load", "errors", 0, 1e12),
+    _c("ecc_uncorrected_aggregate_total", F64, "Uncorrected ECC errors over the board's life", "errors", 0, 1e9),
+    _c("ecc_corrected_aggregate_total", F64, "Corrected ECC errors over the board's life", "errors", 0, 1e15),
+    _c("remapped_rows_correctable_total", F64, "Memory rows remapped after correctable errors", "rows", 0, 1e6),
+    _c("retired_pages_total", F64, "Memory pages retired", "pages", 0, 1e6),
+    _c("is_remap_failed", BOOL, "A row could not be remapped: the board wants replacing"),
+    _c("is_remap_pending", BOOL, "A row is remapped at the next reset"),
+    _c("power_violation_s_total", F64, "Time held back by the power limit since driver load", "s", 0, 1e10),
+    _c("thermal_violation_s_total", F64, "Time held back by heat since driver load", "s", 0, 1e10),
+    _c("reliability_violation_s_total", F64, "Time held back by reliability limits since driver load", "s", 0, 1e10),
+    _c("board_limit_violation_s_total", F64, "Time held back by the board's limit since driver load", "s", 0, 1e10),
+    _c("sync_boost_violation_s_total", F64, "Time held back by sync boost since driver load", "s", 0, 1e10),
+    _c("low_util_violation_s_total", F64, "Time clocks were low for lack of work since driver load", "s", 0, 1e10),
+    _c("xid_events", F64, "XID errors in the exporter's own rolling window (it falls by itself)", "events", 0, 1e6),
+    _c(
+        "recovery_action",
+        I32,
+        "What the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset",
+        "",
+        0,
+        10,
+    ),
+    # --- NVLinks one by one -------------------------------------------------------------------------------
+    _c("link_tx_bytes_per_s", F32, "Sent over one NVLink", "bytes/s", 0, 4e11, 1e7),
+    _c("link_rx_bytes_per_s", F32, "Received over one NVLink", "bytes/s", 0, 4e11, 1e7),
+    _c("link_error_total", F64, "Errors of one NVLink", "errors", 0, 1e12),
+    _c("is_link_up", BOOL, "The link or port is up"),
+    # --- network ports: counters as received, then rates --------------------------------------------------
+    _c("tx_bytes_total", F64, "Sent since the counter began", "bytes", 0, None),
+    _c("rx_bytes_total", F64, "Received since the counter began", "bytes", 0, None),
+    _c("transmit_wait_total", F64, "Ticks a packet waited for credits", "ticks", 0, None),
+    _c("ecn_marked_total", F64, "Packets received with an ECN mark", "packets", 0, None),
+    _c("cnp_total", F64, "Congestion notification packets sent or handled", "packets", 0, None),
+    _c("retransmits_total", F64, "Retransmissions, time-outs and packets out of sequence", "packets", 0, None),
+    _c("port_errors_total", F64, "Symbol, integrity, receive and discard errors", "errors", 0, None),
+    _c("link_downed_total", F64, "How often the link went down", "", 0, None),
+    _c("tx_bytes_per_s", F32, "Sent over the port", "bytes/s", 0, 1e12, 1e6),
+    _c("rx_bytes_per_s", F32, "Received over the port", "bytes/s", 0, 1e12, 1e6),
+    _c("speed_bytes_per_s", F64, "Speed of the port, one direction", "bytes/s", 0, 1e12),
+    _c("transmit_wait_per_s", F32, "Ticks a packet waited for credits", "ticks/s", 0, 1e10, 1.0),
+    _c("ecn_marked_per_s", F32, "Packets received with an ECN mark", "packets/s", 0, 1e10, 0.1),
+    _c("cnp_per_s", F32, "Congestion notification packets", "packets/s", 0, 1e10, 0.1),
+    _c("retransmits_per_s", F32, "Retransmissions, time-outs and packets out of sequence", "packets/s", 0, 1e10, 0.1),
+    _c("port_errors_per_s", F32, "Symbol, integrity, receive and discard errors", "errors/s", 0, 1e10, 0.01),
     # --- node quantities ----------------------------------------------------------------------------------
     _c("inlet_temp_c", F32, "Temperature of the air at the node's inlet", "°C", -10, 80, 0.5),
     _c("node_power_w", F32, "Power of the whole node", "W", 0, 60_000, 1.0),
@@ -129,6 +204,15 @@ _COLUMNS: tuple[Column, ...] = (
     _c("reason", STR, "Why the job is pending, in the scheduler's words"),
     _c("planned_start_time", TIME, "The scheduler's own planned start of a pending job"),
     _c("observed_at", TIME, "When this state of the row was read"),
+    _c("exit_code", STR, "Exit code and signal, as 0:9"),
+    _c("restarts", I32, "How often the job had been requeued before this attempt", "", 0, 1_000_000),
+    _c("array_job_id", STR, "Id of the array or heterogeneous job that the job is a part of"),
+    _c("preempted_by", STR, "Job that took its place; null where nothing tells it"),
+    _c("priority", F64, "Priority of a pending job, the scheduler's own scale"),
+    _c("is_shared", BOOL, "Several jobs share the GPU on purpose"),
+    _c("users", STR, "Users it is for, comma separated"),
+    _c("accounts", STR, "Accounts it is for, comma separated"),
+    _c("flags", STR, "The scheduler's flags, comma separated"),
     # --- faults, labels -----------------------------------------------------------------------------------
     _c("bottleneck_class", STR, "Bottleneck class: thermal_throttle, nvlink_saturation, memory_exhaustion, …"),
     _c("onset_time", TIME, "When the condition went from clear to set"),
@@ -201,6 +285,28 @@ JOB_COLUMNS = (
     "end_time", "nodes", "cpus", "gpus", "memory_mib", "time_limit_s", "state", "node_list", "reason",
     "planned_start_time", "observed_at",
 )  # fmt: skip
+# What only some schedulers tell of a job; frames of jobs may lack these.
+JOB_EXTRAS = ("exit_code", "restarts", "array_job_id", "preempted_by")
+# Counters and states of a GPU that change seldom: kept once a minute, apart from the samples.
+GPU_HEALTH = (
+    "energy_total_j", "mem_copy_util_ratio", "encoder_util_ratio", "decoder_util_ratio", "sm_occupancy_ratio",
+    "fp64_active_ratio", "fp32_active_ratio", "fp16_active_ratio", "pcie_replay_total", "pcie_link_gen",
+    "pcie_link_width", "ecc_corrected_total", "ecc_uncorrected_aggregate_total", "ecc_corrected_aggregate_total",
+    "remapped_rows_correctable_total", "retired_pages_total", "is_remap_failed", "is_remap_pending",
+    "power_violation_s_total", "thermal_violation_s_total", "reliability_violation_s_total",
+    "board_limit_violation_s_total", "sync_boost_violation_s_total", "low_util_violation_s_total", "xid_events",
+    "recovery_action",
+)  # fmt: skip
+LINK_KEYS = ("ts", "cluster", "node", "gpu_uuid", "link")
+LINK_QUANTITIES = ("link_tx_bytes_per_s", "link_rx_bytes_per_s", "link_error_total", "is_link_up")
+PORT_KEYS = ("ts", "cluster", "node", "device", "port")
+# Counter of a port → the rate made of it.
+PORT_RATES = {
+    "tx_bytes_total": "tx_bytes_per_s", "rx_bytes_total": "rx_bytes_per_s",
+    "transmit_wait_total": "transmit_wait_per_s", "ecn_marked_total": "ecn_marked_per_s", "cnp_total": "cnp_per_s",
+    "retransmits_total": "retransmits_per_s", "port_errors_total": "port_errors_per_s",
+}  # fmt: skip
+PORT_STATES = ("speed_bytes_per_s", "link_downed_total", "is_link_up")
 QUANTILES = (0.05, 0.10, 0.25, 0.50, 0.75, 0.80, 0.90, 0.95)
 QUANTILE_COLUMNS = tuple(f"q{round(q * 100):02d}_s" for q in QUANTILES)
 
@@ -209,11 +315,32 @@ _FORECAST = ("generated_at", "valid_until", "data_age_s", "model_version")
 _TABLES: tuple[Table, ...] = (
     Table(
         "raw_gpu_samples", "A GPU at one time, as its exporter gave it, before any cleaning",
-        GPU_KEYS + GPU_QUANTITIES, ("cluster", "node", "gpu_uuid", "ts"), "ts", ("gpu_uuid", "ts"), "raw_days",
+        (*GPU_KEYS, "mig_instance", "mig_profile", *GPU_QUANTITIES), ("cluster", "node", "gpu_uuid", "ts"), "ts",
+        ("gpu_uuid", "ts"), "raw_days",
     ),
     Table(
         "core_gpu_samples", "A GPU at one time: cleaned, keyed, deduplicated",
         GPU_KEYS + GPU_QUANTITIES, ("cluster", "node", "gpu_uuid", "ts"), "ts", ("gpu_uuid", "ts"), "samples_days",
+    ),
+    Table(
+        "core_gpu_health", "Counters and states of a GPU that change seldom: its last values of a minute",
+        ("ts", "cluster", "node", "gpu_uuid", *GPU_HEALTH), ("cluster", "node", "gpu_uuid", "ts"), "ts",
+        ("gpu_uuid", "ts"), "minutes_days",
+    ),
+    Table(
+        "core_link_samples", "One NVLink at one time",
+        LINK_KEYS + LINK_QUANTITIES, ("cluster", "node", "gpu_uuid", "link", "ts"), "ts", ("gpu_uuid", "link", "ts"),
+        "samples_days",
+    ),
+    Table(
+        "raw_port_samples", "A network port at one time: its counters as received",
+        (*PORT_KEYS, *PORT_RATES, *PORT_STATES), ("cluster", "node", "device", "port", "ts"), "ts",
+        ("node", "device", "port", "ts"), "raw_days",
+    ),
+    Table(
+        "core_port_samples", "A network port at one time: rates over the interval that ends then",
+        (*PORT_KEYS, *PORT_RATES.values(), *PORT_STATES), ("cluster", "node", "device", "port", "ts"), "ts",
+        ("node", "device", "port", "ts"), "samples_days",
     ),
     Table(
         "core_node_samples", "A node at one time",
@@ -229,16 +356,48 @@ _TABLES: tuple[Table, ...] = (
     ),
     Table(
         "raw_jobs", "A job as its source last gave it",
-        JOB_COLUMNS, ("cluster", "job_id", "submit_time"), "submit_time", ("submit_time",), "history_days",
+        JOB_COLUMNS + JOB_EXTRAS, ("cluster", "job_id", "submit_time"), "submit_time", ("submit_time",), "history_days",
     ),
     Table(
         "core_jobs", "A job in its newest known state, states and times made consistent",
-        JOB_COLUMNS, ("cluster", "job_id", "submit_time"), "submit_time", ("submit_time",), "history_days",
+        JOB_COLUMNS + JOB_EXTRAS, ("cluster", "job_id", "submit_time"), "submit_time", ("submit_time",), "history_days",
     ),
     Table(
         "core_nodes", "A node of the inventory",
-        ("observed_at", "cluster", "node", "rack", "pod", "gpu_model", "gpus", "state", "reason"),
+        ("observed_at", "cluster", "node", "rack", "pod", "power_domain", "nvlink_domain", "gpu_model", "gpus",
+         "driver_version", "state", "reason"),
         ("cluster", "node"), "observed_at", ("node",), "history_days",
+    ),
+    Table(
+        "core_slots", "Which board sat in which slot of a node, and when",
+        ("cluster", "node", "slot", "gpu_uuid", "gpu_index", "gpu_model", "driver_version", "vbios_version",
+         "serial_number", "start_time", "end_time"),
+        ("cluster", "node", "slot", "gpu_uuid", "start_time"), "start_time", ("node", "start_time"), "history_days",
+    ),
+    Table(
+        "core_gpu_jobs", "Which job held which GPU, and when",
+        ("cluster", "node", "gpu_uuid", "gpu_index", "job_id", "start_time", "end_time", "source", "is_shared"),
+        ("cluster", "node", "gpu_uuid", "job_id", "start_time"), "start_time", ("node", "start_time"), "history_days",
+    ),
+    Table(
+        "core_job_states", "State, reason and planned start of a job whenever one of them changed",
+        ("observed_at", "cluster", "job_id", "state", "reason", "planned_start_time", "priority"),
+        ("cluster", "job_id", "observed_at"), "observed_at", ("job_id", "observed_at"), "history_days",
+    ),
+    Table(
+        "core_reservations", "A reservation or a maintenance of the scheduler",
+        ("observed_at", "cluster", "name", "kind", "start_time", "end_time", "node_list", "users", "accounts", "flags"),
+        ("cluster", "name", "start_time"), "start_time", ("start_time",), "history_days",
+    ),
+    Table(
+        "core_policies", "A limit or setting of a partition, QOS or association whenever it changed",
+        ("observed_at", "cluster", "kind", "name", "metric", "value", "detail"),
+        ("cluster", "kind", "name", "metric", "observed_at"), "observed_at", ("kind", "name"), "history_days",
+    ),
+    Table(
+        "core_queue_samples", "What an exporter says of a queue at one time",
+        ("ts", "cluster", "source", "queue", "metric", "value"), ("cluster", "source", "queue", "metric", "ts"), "ts",
+        ("queue", "metric", "ts"), "samples_days",
     ),
     Table(
         "core_faults", "A hardware fault of a node or GPU",

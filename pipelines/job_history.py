@@ -12,7 +12,7 @@ from typing import Protocol
 
 import polars as pl
 
-from features.vocabulary import JOB_COLUMNS, schema
+from features.vocabulary import conform, schema
 from pipelines.sources import JobSource, SourceError
 from pipelines.store import Store, Writer
 
@@ -141,9 +141,7 @@ def _resolved(source: JobSource, cluster: str, gone: pl.DataFrame, end: datetime
 
 def upsert_changed(writer: Writer, table: str, jobs: pl.DataFrame) -> int:
     """Upsert the jobs that say something new: a later state than the stored one, and another one."""
-    types = schema(table)
-    jobs = jobs.select(pl.col(name).cast(types[name]) for name in types)
-    jobs = jobs.sort("observed_at", nulls_last=False).unique(_KEY, keep="last", maintain_order=True)
+    jobs = conform(jobs, table).sort("observed_at", nulls_last=False).unique(_KEY, keep="last", maintain_order=True)
     if jobs.is_empty():
         return 0
     known = writer.query(
@@ -156,7 +154,7 @@ def upsert_changed(writer: Writer, table: str, jobs: pl.DataFrame) -> int:
         .filter(pl.col("known_at").is_null() | (pl.col("observed_at") >= pl.col("known_at")))
         .drop("known_at")
     )
-    told = [name for name in JOB_COLUMNS if name != "observed_at"]
+    told = [name for name in schema(table) if name != "observed_at"]
     return writer.upsert(table, fresh.join(known.select(told), on=told, how="anti", nulls_equal=True))
 
 
@@ -191,7 +189,9 @@ def consistent_jobs(jobs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
 
 def _ingest_nodes(store: Store, nodes: pl.DataFrame, cluster: str, now: datetime, report: JobsIngested) -> None:
     """Nodes that changed, or whose row is an hour old: writing all of them each time would only make files."""
-    nodes = nodes.with_columns(pl.lit(cluster).alias("cluster"), pl.lit(now).alias("observed_at"))
+    nodes = conform(
+        nodes.with_columns(pl.lit(cluster).alias("cluster"), pl.lit(now).alias("observed_at")), "core_nodes"
+    )
     nodes = nodes.unique("node", keep="last", maintain_order=True)
     known = read_nodes(store, cluster).filter(pl.col("observed_at") > now - _NODES_KEPT)
     told = [name for name in schema("core_nodes") if name != "observed_at"]

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 
-from features.vocabulary import schema
+from features.vocabulary import conform, schema
 from pipelines.settings import parse_settings
 from pipelines.sources import Fetched, LiveJobs, SourceError, gpu_frame, node_frame
 
@@ -102,9 +102,16 @@ class Queue:
     def live(self):
         self._fail()
         jobs = jobs_frame(self.rows).filter(pl.col("state").is_in(["PENDING", "RUNNING"]))
-        types = schema("core_nodes")
-        rows = [(START, "alpha", node, "r1", "p1", "NVIDIA H100 80GB HBM3", GPUS, "IDLE", None) for node in NODES]
-        return LiveJobs(jobs, pl.DataFrame(rows, schema=types, orient="row"))
+        nodes = pl.DataFrame({"node": NODES}).with_columns(
+            observed_at=pl.lit(START),
+            cluster=pl.lit("alpha"),
+            rack=pl.lit("r1"),
+            pod=pl.lit("p1"),
+            gpu_model=pl.lit("NVIDIA H100 80GB HBM3"),
+            gpus=pl.lit(GPUS),
+            state=pl.lit("IDLE"),
+        )
+        return LiveJobs(jobs, conform(nodes, "core_nodes"))
 
     def check(self):
         return []

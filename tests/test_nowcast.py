@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from features.conditions import CLASSES
-from features.vocabulary import JOB_COLUMNS, schema
+from features.vocabulary import JOB_COLUMNS, conform, schema
 from models.bottleneck import HazardForecaster
 from models.registry import Registry
 from models.trend import TREND_VERSION, TrendForecaster
@@ -29,14 +29,13 @@ CONFIG = NowcastConfig(tick_s=15, exporter_interval_s=15)
 
 def inventory(nodes=4, states=None, racks=None):
     names = [f"n{i}" for i in range(nodes)]
-    return pl.DataFrame(
+    return conform(pl.DataFrame(
         {
             "observed_at": [at(0)] * nodes, "cluster": ["c"] * nodes, "node": names,
             "rack": racks or ["r1"] * nodes, "pod": ["p1"] * nodes, "gpu_model": [H100] * nodes,
-            "gpus": [8] * nodes, "state": states or ["IDLE"] * nodes, "reason": [None] * nodes,
-        },
-        schema=schema("core_nodes"),
-    )  # fmt: skip
+            "gpus": [8] * nodes, "state": states or ["IDLE"] * nodes,
+        }
+    ), "core_nodes")  # fmt: skip
 
 
 def no_jobs():

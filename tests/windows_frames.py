@@ -33,7 +33,7 @@ def node_frame(states: Sequence[str], *, per_rack: int = 2, per_pod: int = 4, gp
         }
         for i, state in enumerate(states)
     ]
-    return pl.DataFrame(rows, schema=schema("core_nodes"))
+    return conform(pl.DataFrame(rows), "core_nodes")
 
 
 def running(job_id: str, nodes: Sequence[str], *, elapsed_s: float = 0, **more: Any) -> dict[str, Any]:

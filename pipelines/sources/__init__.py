@@ -36,6 +36,11 @@ def gpu_frame(frame: pl.DataFrame | None = None) -> pl.DataFrame:
     return frame.select(pl.col(name).cast(types[name]) for name in types if name in frame.columns)
 
 
+def empty_frame(table: str) -> pl.DataFrame:
+    """No rows of a table."""
+    return pl.DataFrame(schema=schema(table))
+
+
 def node_frame(frame: pl.DataFrame | None = None) -> pl.DataFrame:
     """A frame of node samples, all columns of `core_node_samples`. Without an argument an empty one."""
     types = schema("core_node_samples")
@@ -54,12 +59,20 @@ class Fetched:
     Attributes:
         gpu: Keys and some quantities of `raw_gpu_samples`; a GPU and time may come twice.
         node: Columns of `core_node_samples`.
+        health: Columns of `core_gpu_health`, one row a GPU and time.
+        link: Columns of `core_link_samples`.
+        port: Columns of `raw_port_samples`: counters.
+        queue: Columns of `core_queue_samples`.
         warnings: What was partial or odd, in words; nothing in here means that the answer is whole.
     """
 
     gpu: pl.DataFrame = field(default_factory=gpu_frame)
     node: pl.DataFrame = field(default_factory=node_frame)
     warnings: list[str] = field(default_factory=list)
+    health: pl.DataFrame = field(default_factory=lambda: empty_frame("core_gpu_health"))
+    link: pl.DataFrame = field(default_factory=lambda: empty_frame("core_link_samples"))
+    port: pl.DataFrame = field(default_factory=lambda: empty_frame("raw_port_samples"))
+    queue: pl.DataFrame = field(default_factory=lambda: empty_frame("core_queue_samples"))
 
 
 @dataclass(frozen=True)

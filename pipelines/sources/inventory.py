@@ -71,7 +71,10 @@ def nodes_frame(nodes: pl.DataFrame, cluster: str, at: datetime) -> pl.DataFrame
         pl.lit(at, dtype=TIME).alias("observed_at"),
         pl.col("state").fill_null("UNKNOWN"),
     )
-    return frame.select(pl.col(name).cast(dtype) for name, dtype in schema("core_nodes").items())
+    return frame.select(
+        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in schema("core_nodes").items()
+    )
 
 
 def complete(nodes: pl.DataFrame, inventory: pl.DataFrame) -> pl.DataFrame:

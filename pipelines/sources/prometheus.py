@@ -16,9 +16,9 @@ import numpy as np
 import polars as pl
 
 from features import metrics
-from pipelines.sources import Fetched, Finding, SourceError, gpu_frame, node_frame
+from pipelines.sources import Fetched, Finding, SourceError, empty_frame, gpu_frame, node_frame
 from pipelines.sources.promql import Matrix, PromQL, TooManySamplesError, parse_labels
-from pipelines.sources.wide import UP, Index, Samples, drop_absurd_times, to_frames
+from pipelines.sources.wide import UP, Frames, Index, Samples, drop_absurd_times, to_frames
 
 # One answer holds about this many samples: 100 bytes each while they are decoded.
 _SAMPLES_PER_QUERY = 2_500_000
@@ -63,7 +63,7 @@ class PrometheusSource:
         """
         first, last = _milliseconds(start), _milliseconds(end)
         warnings: list[str] = []
-        parts: list[tuple[pl.DataFrame, pl.DataFrame]] = []
+        parts: list[Frames] = []
         with self._lock:
             self._api.take_warnings()
             at = first
@@ -77,18 +77,19 @@ class PrometheusSource:
                     self._range_ms = self._ceiling_ms = (until - at) / 2
                     continue
                 samples, odd = self._resolve(matrix)
-                gpu, node, _, _ = to_frames(_within(samples, at, until), self._index, self.name)
-                parts.append((gpu, node))
+                parts.append(to_frames(_within(samples, at, until), self._index, self.name))
                 warnings += odd
                 self._adapt(len(matrix.ts_ms), until - at)
                 at = until
             warnings += self._api.take_warnings()
-        gpus = [gpu for gpu, _ in parts if len(gpu)]
-        nodes = [node for _, node in parts if len(node)]
+        gpus = [part.gpu for part in parts if len(part.gpu)]
         return Fetched(
             gpu_frame(pl.concat(gpus, how="diagonal")) if gpus else gpu_frame(),
-            pl.concat(nodes) if nodes else node_frame(),
+            pl.concat([node_frame(), *(part.node for part in parts)]),
             warnings,
+            pl.concat([empty_frame("core_gpu_health"), *(part.health for part in parts)]),
+            pl.concat([empty_frame("core_link_samples"), *(part.link for part in parts)]),
+            pl.concat([empty_frame("raw_port_samples"), *(part.port for part in parts)]),
         )
 
     def latest(self) -> Fetched:
@@ -104,11 +105,11 @@ class PrometheusSource:
             self._api.take_warnings()
             span_ms = round(2000 * self._interval_s) + _MARGIN_MS
             samples, warnings = self._resolve(self._api.matrix(f"{self._selector}[{span_ms}ms]"))
-            gpu, node, gpu_group, node_group = to_frames(samples, self._index, self.name)
+            frames = to_frames(samples, self._index, self.name)
             warnings += self._api.take_warnings()
         return Fetched(
-            gpu_frame(_newest(gpu, gpu_group, ["cluster", "node", "gpu_uuid"])),
-            node_frame(_newest(node, node_group, ["cluster", "node"])),
+            gpu_frame(_newest(frames.gpu, frames.gpu_group, ["cluster", "node", "gpu_uuid"])),
+            node_frame(_newest(frames.node, frames.node_group, ["cluster", "node"])),
             warnings,
         )
 

@@ -181,8 +181,8 @@ class ScrapeSource:
             np.array(values, np.float64),
         )
         flat, odd = drop_absurd_times(flat, self._index, at)
-        gpu, node, _, _ = to_frames(flat, self._index, self.name)
-        return gpu, node, odd
+        frames = to_frames(flat, self._index, self.name)
+        return frames.gpu, frames.node, odd
 
     def _has_frames(self, page: tuple[Target, Page, int], at: datetime, troubles: dict[Target, str]) -> bool:
         try:

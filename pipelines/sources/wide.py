@@ -16,7 +16,7 @@ import polars as pl
 
 from features import metrics
 from features.vocabulary import TIME
-from pipelines.sources import gpu_frame, node_frame
+from pipelines.sources import empty_frame, gpu_frame, node_frame
 
 UP = "up"
 _NAMES = (*metrics.GPU_NAMES, *metrics.NODE_NAMES, UP)
@@ -136,22 +136,48 @@ def drop_absurd_times(samples: Samples, index: Index, now: datetime) -> tuple[Sa
     return Samples(samples.name, samples.entity, counts, samples.ts_ms[inside], samples.values[inside]), [warning]
 
 
-def to_frames(samples: Samples, index: Index, cluster: str) -> tuple[pl.DataFrame, pl.DataFrame, pl.Series, pl.Series]:
-    """Wide frames of GPUs and nodes.
+class Frames(NamedTuple):
+    """Wide frames of one read.
+
+    Attributes:
+        gpu: Subset of `raw_gpu_samples`.
+        node: Columns of `core_node_samples`.
+        gpu_group: Scrape job of each GPU row.
+        node_group: Scrape job of each node row.
+        health: Columns of `core_gpu_health`.
+        link: Columns of `core_link_samples`.
+        port: Columns of `raw_port_samples`.
+    """
+
+    gpu: pl.DataFrame
+    node: pl.DataFrame
+    gpu_group: pl.Series
+    node_group: pl.Series
+    health: pl.DataFrame
+    link: pl.DataFrame
+    port: pl.DataFrame
+
+
+def to_frames(samples: Samples, index: Index, cluster: str) -> Frames:
+    """Wide frames of GPUs, nodes, links and ports.
 
     Args:
         samples: Of any metrics; order within a series ascending in time.
         index: The index that resolved them.
         cluster: Name of the cluster, for the key.
-
-    Returns:
-        GPU rows (subset of `raw_gpu_samples`), node rows (`core_node_samples`), and the scrape job of each GPU row and
-        of each node row.
     """
     is_gpu = samples.name < _GPU_COUNT
     gpu, gpu_group = _frame(_select(samples, is_gpu), index, cluster, "gpu")
     node, node_group = _frame(_select(samples, ~is_gpu), index, cluster, "node")
-    return gpu, node, gpu_group, node_group
+    return Frames(
+        gpu,
+        node,
+        gpu_group,
+        node_group,
+        empty_frame("core_gpu_health"),
+        empty_frame("core_link_samples"),
+        empty_frame("raw_port_samples"),
+    )
 
 
 def _select(samples: Samples, series: np.ndarray) -> Samples:
