@@ -54,6 +54,7 @@ class Table:
         time: The column that windows, partitions and retention go by.
         sort: Order of rows inside a file.
         retention: Name of the retention setting that governs the table.
+        optional: Columns of the key that a frame may lack; they are null then.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Table:
     time: str
     sort: tuple[str, ...] = field(default=())
     retention: str = "history_days"
+    optional: tuple[str, ...] = ()
 
 
 _c = Column
@@ -315,8 +317,8 @@ _FORECAST = ("generated_at", "valid_until", "data_age_s", "model_version")
 _TABLES: tuple[Table, ...] = (
     Table(
         "raw_gpu_samples", "A GPU at one time, as its exporter gave it, before any cleaning",
-        (*GPU_KEYS, "mig_instance", "mig_profile", *GPU_QUANTITIES), ("cluster", "node", "gpu_uuid", "ts"), "ts",
-        ("gpu_uuid", "ts"), "raw_days",
+        (*GPU_KEYS, "mig_instance", "mig_profile", *GPU_QUANTITIES),
+        ("cluster", "node", "gpu_uuid", "mig_instance", "ts"), "ts", ("gpu_uuid", "ts"), "raw_days", ("mig_instance",),
     ),
     Table(
         "core_gpu_samples", "A GPU at one time: cleaned, keyed, deduplicated",
@@ -482,7 +484,8 @@ def conform(frame: pl.DataFrame, table: str) -> pl.DataFrame:
     extra = [name for name in frame.columns if name not in wanted]
     if extra:
         raise ValueError(f"columns not in {table}: {', '.join(extra)}; it has: {', '.join(wanted)}")
-    missing = [name for name in TABLES[table].key if name not in frame.columns]
+    about = TABLES[table]
+    missing = [name for name in about.key if name not in frame.columns and name not in about.optional]
     if missing:
         raise ValueError(f"{table} is keyed by {', '.join(TABLES[table].key)}; missing: {', '.join(missing)}")
     return frame.select(
