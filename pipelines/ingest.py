@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 import polars as pl
 
 from features.cleaning import clean_gpu_samples, clean_node_samples
+from features.vocabulary import TABLES, conform
 from pipelines.job_history import attribute_whole_nodes, running_jobs
 from pipelines.settings import IngestSettings
 from pipelines.sources import Fetched, SourceError, TelemetrySource
@@ -21,6 +22,9 @@ from pipelines.spans import DERIVED_MARKS, TELEMETRY_MARK, due_windows
 from pipelines.store import Store, Writer
 
 log = logging.getLogger(__name__)
+
+# Windows without a row of these are written nevertheless: that there is nothing is known then.
+_ALWAYS = ("raw_gpu_samples", "core_gpu_samples", "core_node_samples")
 
 _QUALITY = {
     "window_start": pl.Datetime("us", "UTC"), "window_end": pl.Datetime("us", "UTC"), "cluster": pl.String,
@@ -146,10 +150,11 @@ class Window:
 
 
 def write_window(writer: Writer, window: Window, source: str, *, mark: datetime | None) -> dict:
-    """Write one window: raw and core samples, node samples, findings, and the mark. Again gives the same rows.
+    """Write one window: raw and cleaned samples of every kind, findings, and the mark. Again gives the same rows.
 
-    Inside [begin, end) rows are replaced, unless the source has forgotten some since they were read: then rows are only
-    added, as they are in the overlap before it. Nothing that was once read is lost that way.
+    Inside [begin, end) rows are replaced, unless the source has forgotten some since they were read, or another ingest
+    has written the window meanwhile: then rows are only added, as they are in the overlap before it. Nothing that was
+    once read is lost that way.
 
     Args:
         writer: The open transaction.
@@ -160,48 +165,77 @@ def write_window(writer: Writer, window: Window, source: str, *, mark: datetime 
     Returns:
         `raw`, `core`, `node`: rows written; `findings`: reason → count.
     """
-    cluster, jobs = window.cluster, running_jobs(writer, window.cluster, window.read_from, window.end)
-    raw = _of_cluster(window.fetched.gpu, cluster)
-    nodes = _of_cluster(window.fetched.node, cluster)
-    counts, findings = {"raw": 0, "core": 0, "node": 0}, []
-    for begin, end, is_overlap in ((window.read_from, window.begin, True), (window.begin, window.end, False)):
-        part, node_part = _between(raw, begin, end), _between(nodes, begin, end)
-        core, wrong = clean_gpu_samples(part, window.now)
-        core = attribute_whole_nodes(core, jobs)
-        node, node_wrong = clean_node_samples(node_part, window.now)
-        for name, table, frame in (
-            ("raw", "raw_gpu_samples", part),
-            ("core", "core_gpu_samples", core),
-            ("node", "core_node_samples", node),
-        ):
-            if is_overlap or mark is None:
-                counts[name] += _put(writer, table, cluster, begin, end, frame, is_overlap)
+    cluster, known = window.cluster, writer.mark(window.cluster, source)
+    is_beaten = mark is not None and known is not None and known >= mark
+    keeps_mark = mark is None or is_beaten
+    parts, findings = _cleaned(window, running_jobs(writer, cluster, window.read_from, window.end))
+    counts: dict[str, int] = {}
+    for table, frame in parts.items():
+        for begin, end, is_overlap in ((window.read_from, window.begin, True), (window.begin, window.end, False)):
+            part = _between(frame, begin, end)
+            if part.is_empty() and (is_overlap or not keeps_mark) and table not in _ALWAYS:
+                continue  # ahead of the mark there is nothing to replace
+            if is_overlap or keeps_mark:
+                written = _put(writer, table, cluster, begin, end, part, is_overlap or is_beaten)
             else:
-                counts[name] += writer.replace_window(table, cluster, begin, end, frame)
-        if not is_overlap:
-            findings += [("core_gpu_samples", wrong), ("core_node_samples", node_wrong)]
-    quality = _quality_rows(window, source, findings, is_empty=raw.is_empty() and nodes.is_empty())
-    if mark is not None or not quality.is_empty():
+                written = writer.replace_window(table, cluster, begin, end, part)
+            counts[table] = counts.get(table, 0) + written
+    quality = _quality_rows(window, source, findings, is_empty=all(frame.is_empty() for frame in parts.values()))
+    if (mark is not None and not is_beaten) or not quality.is_empty():
         writer.replace_window("core_data_quality", cluster, window.begin, window.end, quality)
-    if mark is not None:
+    if mark is not None and not is_beaten:
         writer.set_mark(cluster, source, mark)
-    else:
+    elif not is_beaten or any(counts.values()):
         for name in DERIVED_MARKS:
-            known = writer.mark(cluster, name)
-            if known is not None and known > window.begin:
+            made = writer.mark(cluster, name)
+            if made is not None and made > window.begin:
                 writer.set_mark(cluster, name, window.begin)
     by_reason = quality.group_by("reason").agg(pl.col("count").sum())
-    return {**counts, "findings": dict(by_reason.iter_rows())}
+    return {
+        "raw": counts.get("raw_gpu_samples", 0),
+        "core": counts.get("core_gpu_samples", 0),
+        "node": counts.get("core_node_samples", 0),
+        "findings": dict(by_reason.iter_rows()),
+    }
+
+
+def _cleaned(window: Window, jobs: pl.DataFrame) -> tuple[dict[str, pl.DataFrame], list[tuple[str, pl.DataFrame]]]:
+    """Rows of each table from `read_from` on, and what was wrong inside the window."""
+    fetched = window.fetched
+    raw, port = _of_cluster(fetched.gpu, window.cluster), _of_cluster(fetched.port, window.cluster)
+    parts = {"raw_gpu_samples": raw, "raw_port_samples": port}
+    findings: list[tuple[str, pl.DataFrame]] = []
+    cleaners = (
+        ("core_gpu_samples", raw, clean_gpu_samples),
+        ("core_node_samples", _of_cluster(fetched.node, window.cluster), clean_node_samples),
+    )
+    for table, frame, clean in cleaners:
+        # Ports need the sample before the window for their first rate; everything else is judged window by window.
+        spans = [(window.read_from, window.begin), (window.begin, window.end)]
+        if table == "core_port_samples":
+            spans = [(window.read_from, window.end)]
+        cleaned = []
+        for begin, end in spans:
+            rows, wrong = clean(_between(frame, begin, end), window.now)
+            cleaned.append(rows)
+            if end == window.end:
+                findings.append((table, wrong))
+        parts[table] = pl.concat(cleaned, how="diagonal")
+    parts["core_gpu_samples"] = attribute_whole_nodes(parts["core_gpu_samples"], jobs)
+    parts["core_queue_samples"] = _of_cluster(fetched.queue, window.cluster)
+    return parts, findings
 
 
 def _put(
-    writer: Writer, table: str, cluster: str, begin: datetime, end: datetime, frame: pl.DataFrame, is_overlap: bool
+    writer: Writer, table: str, cluster: str, begin: datetime, end: datetime, frame: pl.DataFrame, only_add: bool
 ) -> int:
-    keys = ["node", "gpu_uuid", "ts"] if "gpu_uuid" in frame.columns else ["node", "ts"]
+    about = TABLES[table]
+    keys = [name for name in about.key if name != "cluster"]
+    frame = conform(frame, table)
     known = writer.query(
         f'SELECT {", ".join(keys)} FROM {table} WHERE "cluster" = ? AND ts >= ? AND ts < ?', [cluster, begin, end]
     )
-    if not is_overlap and frame.select(keys).n_unique() >= known.height:
+    if not only_add and frame.select(keys).n_unique() >= known.height:
         return writer.replace_window(table, cluster, begin, end, frame)
     late = frame.join(known, on=keys, how="anti", nulls_equal=True)
     return writer.append(table, late.unique(subset=keys, keep="last", maintain_order=True))

@@ -37,6 +37,7 @@ from pipelines.catalogue import (
 )
 from pipelines.housekeeping import Check
 from pipelines.merges import merged_since, newest_snapshot
+from pipelines.server_lock import ServerLock
 from pipelines.store_errors import (
     SnapshotGone,
     StoreBusy,
@@ -98,7 +99,8 @@ class Store:
         self.location = location
         self.read_only = read_only
         self._limits = {"memory_limit_mib": memory_limit_mib, "threads": threads}
-        self._lock = WriterLock(location.lock_path, lock_timeout_s)
+        server = ServerLock(location) if location.kind == "postgres" else None
+        self._lock = WriterLock(location.lock_path, lock_timeout_s, server)
         self._connection = self._open()
 
     @classmethod
@@ -145,6 +147,7 @@ class Store:
     def close(self) -> None:
         """Release DuckDB; further use is an error."""
         self._connection.close()
+        self._lock.close()
         housekeeping.remove_spill(self.location)
 
     def query(self, sql: str, params: Parameters = (), *, snapshot: int | None = None) -> pl.DataFrame:

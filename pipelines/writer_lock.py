@@ -1,4 +1,4 @@
-"""The lock that lets one process at a time write to a store whose catalogue is a file.
+"""The lock that lets one process at a time write to a store: a file beside a SQLite catalogue, else the server's.
 
 Beside the lock file stands `<catalogue>.lock.holder`, which names who holds it, for messages alone: the lock itself is
 the kernel's, and is free the moment its holder ends, however it ends.
@@ -17,15 +17,17 @@ from pathlib import Path
 import filelock
 import psutil
 
+from pipelines.server_lock import ServerLock
 from pipelines.store_errors import StoreBusy, StoreError, StoreUnwritable
 
 
 class WriterLock:
     """Writers of one store, one at a time, over threads and processes. Not reentrant."""
 
-    def __init__(self, path: Path | None, timeout_s: float) -> None:
-        """Args: path of the lock file, None when only threads of this process are to be kept apart; time-out, s."""
+    def __init__(self, path: Path | None, timeout_s: float, server: ServerLock | None = None) -> None:
+        """Args: path of the lock file, None when there is none; time-out, s; lock of the catalogue's server."""
         self.path = path
+        self._server = server
         self.timeout_s = timeout_s
         self._threads = threading.Lock()
         self._owner: int | None = None
@@ -46,6 +48,9 @@ class WriterLock:
                             f"{self.timeout_s:g} s")  # fmt: skip
         try:
             self._owner = threading.get_ident()
+            if self._server is not None:
+                yield from self._held_on_server(self._server)
+                return
             if self._file is None or self.path is None:
                 yield
                 return
@@ -69,6 +74,22 @@ class WriterLock:
         finally:
             self._owner = None
             self._threads.release()
+
+    def _held_on_server(self, server: ServerLock) -> Generator[None, None, None]:
+        if not server.acquire(self.timeout_s):
+            raise StoreBusy(
+                f"store: the writer lock of the PostgreSQL catalogue was not free within {self.timeout_s:g} s; see "
+                "pg_locks (locktype advisory) for its holder; wait for it, or raise [store] lock_timeout_s"
+            )
+        try:
+            yield
+        finally:
+            server.release()
+
+    def close(self) -> None:
+        """Give up the connection to the server, if there is one."""
+        if self._server is not None:
+            self._server.close()
 
     def holder(self) -> str:
         """Who holds the lock (or held it last), in words."""
