@@ -45,6 +45,7 @@ PACKAGES = {
     "sacct": "slurm-wlm",
     "sacctmgr": "slurm-wlm",
     "slurmdbd": "slurmdbd",
+    "slurmrestd": "slurmrestd",
     "munged": "munge",
     "openssl": "openssl",
     "mariadbd": "mariadb-server",
@@ -429,19 +430,32 @@ class Slurm:
         nodes: Number of nodes.
         accounting: With slurmdbd, so that sacct answers; else only the job completion file is written.
         parameters: Further lines of slurm.conf, overriding those of the same name.
+        preemption: Partition `urgent` of the same nodes goes before `batch`, whose jobs are requeued for it, and
+            before `cheap`, whose jobs are cancelled for it.
+        rest: With slurmrestd: `rest_url` takes the token in `rest_token_file`, `rest_socket` is for root.
     """
 
     cluster = "alpha"
 
     def __init__(
-        self, folder: Path, nodes: int = 4, *, accounting: bool = True, parameters: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        nodes: int = 4,
+        *,
+        accounting: bool = True,
+        parameters: Mapping[str, str] | None = None,
+        preemption: bool = False,
+        rest: bool = False,
     ) -> None:
         programs = ("munged", "slurmctld", "slurmd", "sbatch", "sacct")
-        self._programs = require(*(SLURM_PROGRAMS if accounting else programs))
-        self.folder, self.accounting = folder, accounting
+        self._programs = require(*(SLURM_PROGRAMS if accounting else programs), *(["slurmrestd"] if rest else []))
+        self.folder, self.accounting, self.preemption, self.rest = folder, accounting, preemption, rest
         self.nodes = [f"n{i}" for i in range(1, nodes + 1)]
         self.conf = folder / "slurm.conf"
         self.jobcomp = folder / "jobcomp.txt"
+        self.log = folder / "slurmctld.log"
+        self.rest_socket = folder / "rest" / "sock"
+        self._jwt_key = folder / "jwt.key"
         self.env = {"SLURM_CONF": str(self.conf), "TZ": "UTC"}
         self._processes: list[Process] = []
         folder.mkdir(parents=True, exist_ok=True)
@@ -451,8 +465,8 @@ class Slurm:
             self.stop()
             raise
 
-    def _spawn(self, name: str, *argv: str | Path) -> Process:
-        process = Process([self._programs[name], *argv], self.folder / f"{name}.log", self.env)
+    def _spawn(self, name: str, *argv: str | Path, env: Mapping[str, str] | None = None) -> Process:
+        process = Process([self._programs[name], *argv], self.folder / f"{name}.log", {**self.env, **(env or {})})
         self._processes.append(process)
         return process
 
@@ -466,10 +480,28 @@ class Slurm:
         ctld.wait_until(lambda: "UP" in self.run("scontrol", "ping", check=False), 30, "slurmctld up")
         for node in self.nodes:
             self._spawn("slurmd", "-N", node, "-D")
+        if self.rest:
+            self._start_rest()
         self._processes[-1].wait_until(self._all_idle, 30, "all nodes idle")
 
+    def _start_rest(self) -> None:
+        self.rest_token_file = self.folder / "token"
+        token = self.run("scontrol", "token", "lifespan=3600").strip().removeprefix("SLURM_JWT=")
+        self.rest_token_file.write_text(token)
+        port = free_port()
+        self.rest_url = f"http://127.0.0.1:{port}"
+        self.rest_socket.parent.mkdir()
+        self.rest_socket.parent.chmod(0o777)
+        # It refuses to work as root. One takes tokens, the other lets in its own user and root over a socket: with
+        # SLURM_JWT in its environment it speaks by tokens alone.
+        user = ("-u", "nobody") if os.getuid() == 0 else ()
+        token = {"SLURM_JWT": "daemon"}
+        rest = self._spawn("slurmrestd", *user, "-a", "rest_auth/jwt", f"127.0.0.1:{port}", env=token)
+        self._spawn("slurmrestd", *user, "-a", "rest_auth/local", f"unix:{self.rest_socket}")
+        rest.wait_until(lambda: _listens(port) and self.rest_socket.exists(), 30, "slurmrestd listening")
+
     def _all_idle(self) -> bool:
-        states = self.run("sinfo", "-hN", "-o", "%T", check=False).split()
+        states = self.run("sinfo", "-hN", "-p", "batch", "-o", "%T", check=False).split()
         return len(states) == len(self.nodes) and all(state == "idle" for state in states)
 
     def _configure(self, parameters: dict[str, str]) -> None:
@@ -521,13 +553,23 @@ class Slurm:
                 "AccountingStorageTRES": "gres/gpu",
                 "JobAcctGatherType": "jobacct_gather/none",
             }
+        if self.rest:
+            self._jwt_key.write_bytes(secrets.token_bytes(32))
+            self._jwt_key.chmod(0o600)
+            settings |= {"AuthAltTypes": "auth/jwt", "AuthAltParameters": f"jwt_key={self._jwt_key}"}
+        if self.preemption:
+            settings |= {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
         settings |= parameters
         lines = [f"{name}={value}" for name, value in settings.items()]
         lines += [
             f"NodeName={node} NodeHostname=localhost Port={free_port()} CPUs=16 RealMemory=64000 Gres=gpu:8"
             for node in self.nodes
         ]
-        lines.append(f"PartitionName=batch Nodes={','.join(self.nodes)} Default=YES MaxTime=7-0 State=UP")
+        partition = f"Nodes={','.join(self.nodes)} MaxTime=7-0 State=UP"
+        lines.append(f"PartitionName=batch Default=YES {partition}")
+        if self.preemption:
+            lines.append(f"PartitionName=cheap PreemptMode=CANCEL {partition}")
+            lines.append(f"PartitionName=urgent PriorityTier=10 PreemptMode=OFF {partition}")
         self.conf.write_text("\n".join(lines) + "\n")
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-7]\n")
         racks = [self.nodes[i : i + 2] for i in range(0, len(self.nodes), 2)]
@@ -582,6 +624,7 @@ class Slurm:
             f"StorageHost=127.0.0.1\nStoragePort={port}\nStorageUser=slurm\nStoragePass={self._password}\n"
             f"StorageLoc=slurm_acct_db\nLogFile={self.folder}/slurmdbd.log\nPidFile={self.folder}/slurmdbd.pid\n"
             "CommitDelay=0\n"
+            + (f"AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={self._jwt_key}\n" if self.rest else "")
         )
         dbd = self._spawn("slurmdbd", "-D")
         dbd.wait_until(lambda: _listens(self._dbd_port), 30, "slurmdbd listening")
