@@ -44,6 +44,8 @@ def one(**values: object) -> tuple[dict[str, object], dict[tuple[str, str], int]
         ("nvlink_error_total", 2147483635.0, "sentinel"),
         ("nvlink_tx_bytes_per_s", 140737488355328.0, "sentinel"),
         ("gpu_power_w", 65535.0, "sentinel"),  # all ones of 16 bits: AMD's "not available"
+        ("ecc_uncorrected_total", 4294967295.0, "sentinel"),
+        ("nvlink_error_total", 4294967295.0, "saturated"),  # a 32-bit counter at its end
         ("gpu_temp_c", 345.0, "out_of_range"),
         ("gpu_temp_c", 644245923.0, "out_of_range"),
         ("gpu_temp_c", 4278190080.0, "out_of_range"),
@@ -120,6 +122,79 @@ def test_duplicates_merge_by_the_largest_value() -> None:
     assert quality.rows() == [("ts", "duplicate", 2, "a/n1/GPU-1")]
 
 
+def test_a_shared_gpu_has_no_job_of_its_own() -> None:
+    frame, quality = clean_gpu_samples(raw({"job_id": "7"}, {"job_id": "8"}, {"job_id": ""}))
+    assert frame["job_id"].to_list() == [None]
+    assert {(c, r): n for c, r, n, _ in quality.iter_rows()} == {("ts", "duplicate"): 2, ("job_id", "several_jobs"): 1}
+
+
+def mig(instance: str | None, profile: str | None, **values: object) -> dict[str, object]:
+    return {"mig_instance": instance, "mig_profile": profile, **values}
+
+
+def test_mig_instances_become_one_gpu() -> None:
+    frame, quality = clean_gpu_samples(
+        raw(
+            mig("1", "3g.40gb", gpu_power_w=400.0, gpu_temp_c=60.0, engine_active_ratio=0.7, fb_used_bytes=1e10,
+                gpu_util_ratio=0.0, is_power_capped=False, xid_last=0, job_id="7"),
+            mig("2", "2g.20gb", gpu_power_w=400.5, gpu_temp_c=60.0, engine_active_ratio=0.7, fb_used_bytes=2e10,
+                gpu_util_ratio=0.0, is_power_capped=True, xid_last=31),
+            {"gpu_uuid": "GPU-2", "gpu_util_ratio": 0.0, "engine_active_ratio": 0.1},
+        )
+    )  # fmt: skip
+    assert frame["gpu_uuid"].to_list() == ["GPU-1", "GPU-2"]
+    row = frame.row(0, named=True)
+    assert row["gpu_power_w"] == 400.5
+    assert row["gpu_temp_c"] == 60
+    assert row["engine_active_ratio"] == pytest.approx(0.7 * 5 / 7)  # two slices are nobody's
+    assert row["fb_used_bytes"] == pytest.approx(3e10)
+    assert row["gpu_util_ratio"] is None
+    assert row["is_power_capped"] is True
+    assert (row["xid_last"], row["job_id"]) == (31, "7")
+    assert frame["gpu_util_ratio"][1] == 0  # a GPU that is not divided may well be idle
+    assert quality.rows() == [("gpu_util_ratio", "zero_on_mig", 1, "a/n1/GPU-1")]
+
+
+def test_mig_memory_of_the_whole_gpu_wins_and_activity_of_the_parts() -> None:
+    frame, quality = clean_gpu_samples(
+        raw(
+            mig(None, None, fb_used_bytes=5e10, fb_total_bytes=8e10, engine_active_ratio=0.0, tensor_active_ratio=0.2),
+            mig("1", "1g.10gb", fb_used_bytes=1e10, engine_active_ratio=1.0),
+            mig("2", "1g.10gb", fb_used_bytes=1e10, engine_active_ratio=0.4),
+        )
+    )
+    row = frame.row(0, named=True)
+    assert (row["fb_used_bytes"], row["fb_total_bytes"]) == pytest.approx((5e10, 8e10))
+    assert row["engine_active_ratio"] == pytest.approx(1.4 / 7)
+    assert row["tensor_active_ratio"] == pytest.approx(0.2)
+    assert quality.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("profile", "share"),
+    [("1g.10gb", 1 / 7), ("7g.80gb", 1.0), ("1g.6gb", 0.25), ("1c.3g.40gb", 1 / 7), ("1g.10gb+me", 1 / 7)],
+)
+def test_share_of_a_mig_profile(profile: str, share: float) -> None:
+    row, quality = one(mig_instance="9", mig_profile=profile, sm_active_ratio=1.0)
+    assert row["sm_active_ratio"] == pytest.approx(share)
+    assert quality == {}
+
+
+def test_activity_without_a_profile_is_unknown() -> None:
+    row, quality = one(mig_instance="9", mig_profile=None, sm_active_ratio=1.0)
+    assert row["sm_active_ratio"] is None
+    assert quality == {("sm_active_ratio", "no_profile"): 1}
+
+
+def test_label_flapping_of_an_instance_is_a_duplicate_and_does_not_add_up() -> None:
+    flapping = mig("1", "1g.10gb", fb_used_bytes=1e10, engine_active_ratio=0.7)
+    frame, quality = clean_gpu_samples(raw(flapping, {**flapping, "job_id": "7"}))
+    row = frame.row(0, named=True)
+    assert (row["fb_used_bytes"], row["job_id"]) == (1e10, "7")
+    assert row["engine_active_ratio"] == pytest.approx(0.1)
+    assert quality.rows() == [("ts", "duplicate", 1, "a/n1/GPU-1/1")]
+
+
 def test_a_bad_value_never_wins_a_duplicate() -> None:
     frame, _ = clean_gpu_samples(raw({"gpu_temp_c": 345.0}, {"gpu_temp_c": 60.0}))
     assert frame["gpu_temp_c"].to_list() == [60]
@@ -138,7 +213,11 @@ def test_rows_without_key_or_with_impossible_time_are_dropped_and_counted() -> N
         now=T0,
     )
     assert frame["gpu_temp_c"].to_list() == [40]
-    assert {(c, r): n for c, r, n, _ in quality.iter_rows()} == {("gpu_uuid", "no_key"): 2, ("ts", "bad_time"): 3}
+    assert {(c, r): n for c, r, n, _ in quality.iter_rows()} == {
+        ("gpu_uuid", "no_key"): 2,
+        ("ts", "bad_time"): 3,
+        ("ts", "clock_skew"): 1,  # a minute ahead is kept, but said
+    }
 
 
 def test_example_names_where_and_count_counts_all() -> None:

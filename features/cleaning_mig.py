@@ -1,0 +1,94 @@
+"""Instances of a GPU in MIG mode: their rows become one row of the whole GPU.
+
+An exporter repeats what belongs to the board (power, temperature, clocks, errors) on every instance, gives activity of
+each instance by itself, and memory of the instances or of the board. Only this aggregation belongs here.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from features.cleaning_findings import count
+from features.cleaning_rows import merge, unique
+
+_KEY = ("cluster", "node", "gpu_uuid", "ts")
+_SUMMED = ("fb_used_bytes", "fb_total_bytes", "fb_reserved_bytes")
+_ACTIVITY = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
+_SLICES = 7
+# Profiles that only boards of four slices have: A30 (24 GB) and RTX PRO 6000 (96 GB).
+_OF_FOUR = r"^(?:\d+c\.)?(?:1g\.6gb|2g\.12gb|4g\.24gb|2g\.48gb|4g\.96gb)"
+
+
+def merge_instances(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.DataFrame:
+    """One row a GPU and time where there were rows of its MIG instances.
+
+    Power, temperatures, clocks, limits, traffic, flags, XID and errors by their maximum. Memory is the whole GPU's own
+    where a row of it has it, else the sum over its instances. Activity is the mean over the slices of the GPU, those of
+    no instance being idle (1g.10gb is one of seven; of an A30 one of four). Utilisation 0 is not believed.
+
+    Args:
+        samples: Rows of `raw_gpu_samples`, values bounded already.
+        findings: Takes what was wrong.
+
+    Returns:
+        The rows without instances; other rows as they were. The columns `mig_instance` and `mig_profile` are gone.
+    """
+    if samples["mig_instance"].null_count() == len(samples):
+        return samples.drop("mig_instance", "mig_profile")
+    is_part = pl.col("mig_instance").is_not_null() & (pl.col("mig_instance") != "")
+    divided = samples.filter(is_part).select(_KEY).unique()
+    others = samples.join(divided, on=_KEY, how="anti").drop("mig_instance", "mig_profile")
+    rows = samples.join(divided, on=_KEY, how="semi")
+    whole = unique(rows.filter(~is_part.fill_null(False)), _KEY, findings)
+    parts = unique(rows.filter(is_part), (*_KEY, "mig_instance"), findings)
+    merged = _with_activity(_with_memory(merge(rows.drop("mig_instance", "mig_profile"), _KEY, findings), whole, parts),
+                            whole, parts, findings)  # fmt: skip
+    unmeasured = merged.select((pl.col("gpu_util_ratio") == 0).fill_null(False)).to_series()
+    if unmeasured.any():
+        findings.append(count(merged.filter(unmeasured), "gpu_util_ratio", "zero_on_mig"))
+        merged = merged.with_columns(pl.when(~unmeasured).then(pl.col("gpu_util_ratio")).alias("gpu_util_ratio"))
+    return pl.concat([others, merged.select(others.columns)])
+
+
+def _with_memory(merged: pl.DataFrame, whole: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
+    # A sum that lacks an addend is none.
+    sums = parts.group_by(_KEY).agg(
+        pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name) for name in _SUMMED
+    )
+    return _replaced(merged, _SUMMED, whole, sums)
+
+
+def _with_activity(
+    merged: pl.DataFrame, whole: pl.DataFrame, parts: pl.DataFrame, findings: list[pl.DataFrame]
+) -> pl.DataFrame:
+    profile = pl.col("mig_profile")
+    compute, graphics = profile.str.extract(r"^(\d+)c\."), profile.str.extract(r"^(?:\d+c\.)?(\d+)g\b")
+    weighted = parts.with_columns(
+        pl.coalesce(compute, graphics).cast(pl.Float64).alias("_slices"),
+        pl.when(profile.str.contains(_OF_FOUR)).then(4).otherwise(_SLICES).alias("_of"),
+    )
+    means = weighted.group_by(_KEY, maintain_order=True).agg(
+        pl.when((pl.col(name).null_count() == 0) & (pl.col("_slices").null_count() == 0))
+        .then((pl.col(name) * pl.col("_slices")).sum() / pl.col("_of").min())
+        .clip(upper_bound=1.0)
+        .cast(pl.Float32)
+        .alias(name)
+        for name in _ACTIVITY
+    )
+    result = _replaced(merged, _ACTIVITY, means, whole)
+    for name in _ACTIVITY:
+        lost = merged[name].is_not_null() & result[name].is_null()
+        if lost.any():
+            findings.append(count(merged.filter(lost), name, "no_profile"))
+    return result
+
+
+def _replaced(merged: pl.DataFrame, names: tuple[str, ...], first: pl.DataFrame, second: pl.DataFrame) -> pl.DataFrame:
+    """The merged rows with these columns taken from `first`, where that has none from `second`."""
+    rows = merged.drop(names)
+    for number, frame in enumerate((first, second)):
+        chosen = frame.select(*_KEY, *(pl.col(name).alias(f"{name}{number}") for name in names))
+        rows = rows.join(chosen, on=_KEY, how="left", maintain_order="left")
+    return rows.with_columns(pl.coalesce(f"{name}0", f"{name}1").alias(name) for name in names).drop(
+        [f"{name}{number}" for name in names for number in (0, 1)]
+    )
