@@ -17,7 +17,6 @@ from features.vocabulary import JOB_COLUMNS, conform
 from pipelines.settings import Cluster
 from pipelines.sources import SourceError, build_jobs
 from pipelines.sources.hostlist import HostlistError, expand_hostlist
-from pipelines.sources.inventory import complete, read_inventory
 from pipelines.sources.sacct import SacctError, parse_sacct
 from pipelines.sources.sacct_file import SacctFile
 from pipelines.sources.slurm_text import parse_jobcomp, parse_nodes, parse_topology
@@ -360,38 +359,6 @@ def test_canonical_jobs(traces: Path) -> None:
     assert (jobs["submit_time"] < start + timedelta(days=1)).all()
     assert (jobs["end_time"] >= start).all()
     assert all(ok for _, ok, _ in source.check())
-
-
-def test_inventory(tmp_path: Path) -> None:
-    path = tmp_path / "inventory.csv"
-    path.write_text("node,rack,pod,gpu_model,gpus\nn[1-2],r1,p1,NVIDIA H100,8\nn3,,,,\n")
-    frame = read_inventory(str(path))
-    assert frame.rows() == [
-        ("n1", "r1", "p1", "NVIDIA H100", 8, None, None),
-        ("n2", "r1", "p1", "NVIDIA H100", 8, None, None),
-        ("n3", None, None, None, None, None, None),
-    ]
-    slurm = pl.DataFrame(
-        [("n1", "s1", None, None, 4, "IDLE", None), ("n9", "s9", None, None, 4, "DOWN", "why")],
-        schema=frame.schema, orient="row",
-    )  # fmt: skip
-    assert complete(slurm, frame).sort("node").rows() == [
-        ("n1", "r1", "p1", "NVIDIA H100", 8, "IDLE", None),
-        ("n2", "r1", "p1", "NVIDIA H100", 8, None, None),
-        ("n3", None, None, None, None, None, None),
-        ("n9", "s9", None, None, 4, "DOWN", "why"),
-    ]
-    for text, message in [
-        ("host\nn1\n", "columns are node"),
-        ("node\nn1\nn[1-2]\n", "more than one row for n1"),
-        ("node,gpus\nn1,many\n", "whole number"),
-        ("node\nn[2-1]\n", "no range"),
-    ]:
-        path.write_text(text)
-        with pytest.raises(SourceError, match=message):
-            read_inventory(str(path))
-    with pytest.raises(SourceError, match="no such file"):
-        read_inventory(str(tmp_path / "none.csv"))
 
 
 def sacct_file(tmp_path: Path) -> SacctFile:

@@ -1,11 +1,16 @@
-"""Nodes of a cluster from a CSV file, and the job source of a cluster without a scheduler.
+"""Nodes of a cluster: a CSV file for what no machine knows, laid over what scheduler, exporters and labels say.
 
-The file has a header with `node` and any of `rack`, `pod`, `gpu_model`, `gpus`, `state`, `reason`; `node` may be a host
-list (`n[1-8]`). It completes what the scheduler says, or stands alone.
+The file has a header with `node` and any of `rack`, `pod`, `power_domain`, `nvlink_domain`, `gpu_model`, `gpus`,
+`driver_version`, `state`, `reason`; `node` may be a host list (`n[1-8]`). It completes what the scheduler says, or
+stands alone with `NoJobs`, the job source of a cluster without a scheduler. How Slurm and Kubernetes write places
+stands in `places.py`.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,52 +21,114 @@ from pipelines.sources import Finding, LiveJobs, SourceError
 from pipelines.sources.hostlist import HostlistError, expand_hostlist
 from pipelines.sources.sacct import empty_jobs
 
-_OPTIONAL = {
-    "rack": pl.String, "pod": pl.String, "gpu_model": pl.String, "gpus": pl.Int32, "state": pl.String,
-    "reason": pl.String,
+# What a scheduler tells of a node.
+NODES_SCHEMA = {
+    "node": pl.String, "rack": pl.String, "pod": pl.String, "gpu_model": pl.String, "gpus": pl.Int32,
+    "state": pl.String, "reason": pl.String,
 }  # fmt: skip
-NODES_SCHEMA = {"node": pl.String, **_OPTIONAL}
+PLACES = ("rack", "pod", "power_domain", "nvlink_domain")
+# What the file may tell.
+INVENTORY_SCHEMA = {
+    **NODES_SCHEMA, "power_domain": pl.String, "nvlink_domain": pl.String, "driver_version": pl.String,
+}  # fmt: skip
+_TOLD = (*PLACES, "gpu_model", "gpus", "driver_version")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
+_MOST_GPUS = 1024
+_MOST_BYTES = 64 << 20
+_SHOWN = 5
 
 
 def read_inventory(path: str) -> pl.DataFrame:
     """Nodes of a CSV file; no path: none.
 
     Returns:
-        `node`, `rack`, `pod`, `gpu_model`, `gpus`, `state`, `reason`; null where the file says nothing.
+        Columns of `INVENTORY_SCHEMA`; null where the file says nothing.
 
     Raises:
-        SourceError: The file cannot be read, has an unknown column, a broken host list, or a node twice.
+        SourceError: The file cannot be read, or has an unknown column, a broken host list, a blank or odd name, a
+            number that is none, or a node twice. The message gives the first few lines that are wrong.
     """
     if not path:
-        return pl.DataFrame(schema=NODES_SCHEMA)
+        return pl.DataFrame(schema=INVENTORY_SCHEMA)
     try:
-        frame = pl.read_csv(path, infer_schema=False)
+        with Path(path).open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise SourceError(f"inventory {path}: larger than {_MOST_BYTES >> 20} MiB")
+        return _rows(path, raw.decode("utf-8-sig"))
     except FileNotFoundError:
         raise SourceError(f"inventory {path}: no such file") from None
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except UnicodeDecodeError as error:
+        raise SourceError(f"inventory {path}: not UTF-8 at byte {error.start}") from None
+    except (OSError, csv.Error) as error:
         raise SourceError(f"inventory {path}: cannot be read: {error}") from None
-    frame = frame.rename({name: name.strip().lower() for name in frame.columns})
-    wrong = [name for name in frame.columns if name not in NODES_SCHEMA]
-    if wrong or "node" not in frame.columns:
-        raise SourceError(f"inventory {path}: columns are {', '.join(NODES_SCHEMA)}; found {', '.join(frame.columns)}")
+
+
+def _rows(path: str, text: str) -> pl.DataFrame:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header = [name.strip().lower() for name in next(reader, [])]
+    wrong = [name for name in header if name not in INVENTORY_SCHEMA]
+    if wrong or "node" not in header or len(set(header)) < len(header):
+        raise SourceError(
+            f"inventory {path}: columns are {', '.join(INVENTORY_SCHEMA)}, each at most once, node always; "
+            f"found {', '.join(header) or 'none'}"
+        )
+    columns: dict[str, list[str | int | None]] = {name: [] for name in INVENTORY_SCHEMA}
+    lines: dict[str, int] = {}
+    faults: list[str] = []
+    for fields in reader:
+        line = reader.line_num
+        if not any(field.strip() for field in fields):
+            continue
+        try:
+            if len(fields) > len(header):
+                hint = ": put the host list in quotes" if any("[" in field for field in fields) else ""
+                raise ValueError(f"{len(fields)} fields under {len(header)} columns{hint}")
+            row = {name: field.strip() or None for name, field in zip(header, fields, strict=False)}
+            gpus = _whole(row.get("gpus"))
+            names = _names(row["node"])
+            _refuse_twice(names, lines)
+        except ValueError as error:
+            faults.append(f"line {line}: {error}")
+            continue
+        lines |= dict.fromkeys(names, line)
+        for name in INVENTORY_SCHEMA:
+            columns[name] += names if name == "node" else [gpus if name == "gpus" else row.get(name)] * len(names)
+    if faults:
+        more = f"; and {len(faults) - _SHOWN} more lines" if len(faults) > _SHOWN else ""
+        raise SourceError(f"inventory {path}: {'; '.join(faults[:_SHOWN])}{more}")
+    return pl.DataFrame(columns, schema=INVENTORY_SCHEMA)
+
+
+def _whole(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text[:9]) <= _MOST_GPUS and len(text) <= 9):
+        raise ValueError(f"gpus = {text[:40]!r}: a whole number from 0 to {_MOST_GPUS}")
+    return int(text)
+
+
+def _refuse_twice(names: tuple[str, ...], lines: dict[str, int]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in lines:
+            raise ValueError(f"more than one row for {name}: line {lines[name]} has it")
+        if name in seen:
+            raise ValueError(f"more than one row for {name}: this line names it twice")
+        seen.add(name)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        raise ValueError("no node name")
     try:
-        lists = [list(expand_hostlist(text)) for text in frame["node"].fill_null("")]
+        names = expand_hostlist(text)
     except HostlistError as error:
-        raise SourceError(f"inventory {path}: {error}") from None
-    frame = frame.with_columns(pl.Series("node", lists, dtype=pl.List(pl.String))).explode("node").drop_nulls("node")
-    twice = frame.filter(pl.col("node").is_duplicated())["node"].unique().sort().to_list()
-    if twice:
-        raise SourceError(f"inventory {path}: more than one row for {', '.join(twice[:5])}")
-    columns = [
-        pl.col(name).str.strip_chars().replace("", None).cast(dtype).alias(name)
-        if name in frame.columns
-        else pl.lit(None, dtype=dtype).alias(name)
-        for name, dtype in NODES_SCHEMA.items()
-    ]
-    try:
-        return frame.select(columns)
-    except pl.exceptions.PolarsError as error:
-        raise SourceError(f"inventory {path}: gpus is a whole number: {error}") from None
+        raise ValueError(str(error)) from None
+    odd = next((name for name in names or (text,) if not names or not _NAME.fullmatch(name)), None)
+    if odd is not None:
+        raise ValueError(f"node = {odd[:60]!r}: no name of a host")
+    return names
 
 
 def nodes_frame(nodes: pl.DataFrame, cluster: str, at: datetime) -> pl.DataFrame:
@@ -78,18 +145,81 @@ def nodes_frame(nodes: pl.DataFrame, cluster: str, at: datetime) -> pl.DataFrame
 
 
 def complete(nodes: pl.DataFrame, inventory: pl.DataFrame) -> pl.DataFrame:
-    """Nodes as the scheduler gives them, with the inventory's word where it has one on rack, pod, model and GPUs.
+    """Nodes as the scheduler gives them, with the inventory's word where it has one on place, model, GPUs or driver.
 
-    Nodes that only the inventory knows are added.
+    Nodes that only the inventory knows are added. State and reason stay the scheduler's where it gives them.
+
+    Args:
+        nodes: `node` and any columns of `INVENTORY_SCHEMA`.
+        inventory: As given by `read_inventory`.
+
+    Returns:
+        Columns of `INVENTORY_SCHEMA`.
     """
-    if inventory.is_empty():
-        return nodes
+    nodes, inventory = _whole_columns(nodes), _whole_columns(inventory)
     joined = nodes.join(inventory, on="node", how="full", coalesce=True, suffix="_told")
-    told = ("rack", "pod", "gpu_model", "gpus")
     return joined.select(
-        "node",
-        *(pl.coalesce(f"{name}_told", name).alias(name) for name in told),
-        *(pl.coalesce(name, f"{name}_told").alias(name) for name in ("state", "reason")),
+        pl.coalesce(f"{name}_told", name).alias(name) if name in _TOLD
+        else pl.coalesce(name, f"{name}_told").alias(name) if name != "node"
+        else pl.col("node")
+        for name in INVENTORY_SCHEMA
+    )  # fmt: skip
+
+
+def complete_places(nodes: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+    """Nodes with what others tell where their own columns are null; no node is added.
+
+    Args:
+        nodes: `node` and any columns of `INVENTORY_SCHEMA`, or `core_nodes`.
+        told: `node` and any of the columns that the inventory may tell; one row a node. A model that an exporter
+            names in full replaces the scheduler's short word for it (`h100` by `NVIDIA H100 80GB HBM3`).
+
+    Returns:
+        The nodes, in the same order, with the columns of both.
+    """
+    told = told.unique("node", keep="last", maintain_order=True)
+    names = [name for name in told.columns if name in _TOLD]
+    known = nodes.with_columns(
+        pl.lit(None, dtype=INVENTORY_SCHEMA[name]).alias(name) for name in names if name not in nodes.columns
+    )
+    joined = known.join(told.select("node", *names), on="node", how="left", suffix="_told", maintain_order="left")
+
+    def word(name: str) -> pl.Expr:
+        own, other = pl.col(name), pl.col(f"{name}_told")
+        if name != "gpu_model":
+            return pl.coalesce(own, other)
+        is_short = other.str.to_lowercase().str.contains(own.str.to_lowercase(), literal=True)
+        return pl.when(own.is_null() | is_short.fill_null(False)).then(pl.coalesce(other, own)).otherwise(own)
+
+    return joined.with_columns(word(name).alias(name) for name in names).select(known.columns)
+
+
+def exporter_words(slots: pl.DataFrame) -> pl.DataFrame:
+    """Model, driver and number of GPUs of each node, as exporters' labels tell.
+
+    Args:
+        slots: Rows of `core_slots`; those that ended are passed over.
+
+    Returns:
+        `node`, `gpu_model`, `gpus`, `driver_version`; the newest word where boards differ.
+    """
+    return (
+        slots.filter(pl.col("end_time").is_null())
+        .sort("start_time")
+        .group_by("node", maintain_order=True)
+        .agg(
+            pl.col("gpu_model").drop_nulls().last(),
+            pl.col("gpu_uuid").n_unique().cast(pl.Int32).alias("gpus"),
+            pl.col("driver_version").drop_nulls().last(),
+        )
+        .sort("node")
+    )
+
+
+def _whole_columns(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.select(
+        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in INVENTORY_SCHEMA.items()
     )
 
 
@@ -100,7 +230,7 @@ def occupied(nodes: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
     """
     holds = jobs.filter(pl.col("state").is_in(["RUNNING", "SUSPENDED"]) & pl.col("node_list").is_not_null())
     busy = holds.select(pl.col("node_list").str.split(",").alias("node")).explode("node").unique()
-    seen = nodes.join(busy, on="node", how="full", coalesce=True).select(*NODES_SCHEMA)
+    seen = nodes.join(busy, on="node", how="full", coalesce=True).select(nodes.columns)
     is_busy = pl.col("node").is_in(busy["node"].implode())
     implied = pl.when(is_busy).then(pl.lit("ALLOCATED")).otherwise(pl.lit("IDLE"))
     return seen.with_columns(pl.coalesce(pl.col("state"), implied).alias("state")).sort("node")
