@@ -213,12 +213,14 @@ _PATTERNS = {pattern: re.compile(pattern) for m in METRICS for _, pattern in m.w
 
 
 class Identity(NamedTuple):
-    """Whose series it is. For a node `gpu_uuid` is empty. `job_id` is empty when no label tells it."""
+    """Whose series it is. For a node `gpu_uuid` is empty. What no label tells is empty."""
 
     node: str
     gpu_uuid: str
     gpu_index: int | None
     job_id: str
+    mig_instance: str = ""
+    mig_profile: str = ""
 
 
 def node_name(labels: Mapping[str, str]) -> str:
@@ -278,7 +280,7 @@ def identify(metric: Metric, labels: Mapping[str, str], node: str = "") -> Ident
             return None
         uuid = f"{node}:{index}"
     job = next((labels[name] for name in JOB_LABELS if labels.get(name)), "")
-    return Identity(node, uuid, index, job)
+    return Identity(node, uuid, index, job, labels.get("GPU_I_ID", ""), labels.get("GPU_I_PROFILE", ""))
 
 
 def _is_id(text: str) -> bool:

@@ -35,6 +35,8 @@ class Entity(NamedTuple):
     gpu_index: int | None
     job_id: str
     group: str
+    mig_instance: str = ""
+    mig_profile: str = ""
 
 
 class Index:
@@ -74,7 +76,8 @@ class Index:
             rows = (_UP_METRIC,) if name == UP else metrics.BY_NAME[name]
             identity = next(filter(None, (metrics.identify(row, labels, node) for row in rows)), None)
             if identity is not None:
-                resolved = _NAME_IDS[name], self._entity(Entity(*identity, group))
+                whose, instance = identity[:4], identity[4:]
+                resolved = _NAME_IDS[name], self._entity(Entity(*whose, group, *instance))
         self._known[key] = resolved
         return resolved
 
@@ -204,14 +207,17 @@ def _frame(samples: Samples, index: Index, cluster: str, entity: metrics.Entity)
             "gpu_index": pl.Series([row.gpu_index for row in rows], dtype=pl.Int32),
             "job_id": [row.job_id or None for row in rows],
             "group": [row.group for row in rows],
+            "mig_instance": [row.mig_instance or None for row in rows],
+            "mig_profile": [row.mig_profile or None for row in rows],
         },
-        schema_overrides={"job_id": pl.String},
+        schema_overrides=dict.fromkeys(("job_id", "mig_instance", "mig_profile"), pl.String),
     )[where]
     keys = ("node", "gpu_uuid", "gpu_index", "job_id") if entity == "gpu" else ("node",)
     frame = wide.drop("entity").with_columns(
         pl.col("ts").cast(pl.Datetime("ms", "UTC")).cast(TIME),
         pl.lit(cluster).alias("cluster"),
         *(known[name] for name in keys),
+        *([known["mig_instance"], known["mig_profile"]] if entity == "gpu" else []),
     )
     if UP in frame.columns:
         frame = frame.with_columns((pl.col(UP) > 0).alias("is_up")).drop(UP)
