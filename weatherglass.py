@@ -316,7 +316,11 @@ def config() -> None:
 @config.command("check", epilog=_example("weatherglass --config prod.toml config check"))
 def config_check() -> None:
     """Read the settings and say whether they are right."""
+    from pipelines.settings import SettingsError, missing_files
+
     settings = _settings()
+    if missing := missing_files(settings):
+        raise SettingsError("\n".join(missing))
     names = ", ".join(sorted(settings.clusters)) or "none: add a [clusters.NAME] block"
     click.echo(f"settings are right; clusters: {names}")
 

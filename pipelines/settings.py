@@ -44,7 +44,17 @@ class Cluster(_Section):
     jobs: Literal["slurm", "sacct-file", "trace", "none"] = Field("slurm", description="Source of jobs and nodes.")
     prometheus_url: str = Field("http://127.0.0.1:9090", description="Base URL of Prometheus or VictoriaMetrics.")
     prometheus_matcher: str = Field("", description='Label matchers added to every query, as `cluster="a"`.')
-    prometheus_timeout_s: Seconds = Field(30, description="Time-out of one query, s.")
+    prometheus_timeout_s: Seconds = Field(30, description="Time-out of one query, retries included, s.")
+    prometheus_parallel: int = Field(2, ge=1, le=16, description="Queries at a time when a range is read in pieces.")
+    prometheus_username: str = Field("", description="User of basic authentication; empty: none.")
+    prometheus_password_file: str = Field("", description="File that holds the password of that user.")
+    prometheus_token_file: str = Field("", description="File that holds a bearer token; read again at every query.")
+    prometheus_ca_file: str = Field("", description="PEM of the authorities to trust; empty: those of this host.")
+    prometheus_cert_file: str = Field("", description="PEM of our own certificate; empty: none.")
+    prometheus_key_file: str = Field("", description="PEM of its key; empty: it stands in prometheus_cert_file.")
+    prometheus_headers: dict[str, str] = Field(
+        {}, repr=False, description='Headers of every query, as { X-Scope-OrgID = "a" }; for Mimir, Thanos, Cortex.'
+    )
     scrape_targets: tuple[str, ...] = Field(
         (), description="URLs of exporters' /metrics, or one `http_sd` URL prefixed `sd+`."
     )
@@ -54,7 +64,7 @@ class Cluster(_Section):
     slurm_conf: str = Field("", description="SLURM_CONF for the Slurm commands; empty: their own default.")
     slurm_bin: str = Field("", description="Folder of sacct, squeue, scontrol; empty: found on PATH.")
     slurm_timeout_s: Seconds = Field(30, description="Time-out of one Slurm command, s.")
-    inventory: str = Field("", description="CSV with node, rack, pod, gpu_model, gpus; empty: from the scheduler.")
+    inventory: str = Field("", description="CSV with node, rack, pod, power_domain, …; empty: from the scheduler.")
     tick_s: Seconds = Field(15, description="Seconds between nowcast ticks.")
     exporter_interval_s: Seconds = Field(15, description="Interval at which exporters take samples, s.")
     jobs_period_s: Seconds = Field(30, description="Seconds between questions to the scheduler about live jobs.")
@@ -326,6 +336,7 @@ def _cluster_contradictions(cluster: Cluster) -> Iterator[tuple[str, str]]:
             "prometheus_url",
             f"{_shown(cluster.prometheus_url)}: it must be http://HOST[:PORT] or https://HOST[:PORT]",
         )
+    yield from _access_contradictions(cluster)
     if cluster.telemetry == "scrape":
         choices = "URLs of /metrics pages (http://HOST:PORT/metrics), or sd+URL of an http_sd list"
         if not cluster.scrape_targets:
@@ -333,6 +344,38 @@ def _cluster_contradictions(cluster: Cluster) -> Iterator[tuple[str, str]]:
         for target in cluster.scrape_targets:
             if not _is_http(target.removeprefix("sd+")):
                 yield "scrape_targets", f"{_shown(target)}: it must be one of {choices}"
+
+
+def _access_contradictions(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """What a cluster's settings for its Prometheus demand of each other."""
+    for one, other in (("username", "password_file"), ("password_file", "username"), ("key_file", "cert_file")):
+        if getattr(cluster, f"prometheus_{one}") and not getattr(cluster, f"prometheus_{other}"):
+            yield f"prometheus_{other}", f"'': prometheus_{one} needs it"
+    if cluster.prometheus_token_file and cluster.prometheus_username:
+        yield "prometheus_token_file", f"{cluster.prometheus_token_file!r}: either a token or prometheus_username"
+    for name, value in cluster.prometheus_headers.items():
+        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or not value.isprintable():
+            yield "prometheus_headers", f"{name!r}: a header is a name and one line of text"
+        if name.lower() == "authorization" and (cluster.prometheus_token_file or cluster.prometheus_username):
+            yield "prometheus_headers", f"{name!r}: prometheus_token_file and prometheus_username set it already"
+
+
+def missing_files(settings: Settings) -> list[str]:
+    """A line for each file that a setting names and that cannot be read.
+
+    They are no reason to refuse the settings: a cluster whose files are away must not keep the others from starting.
+    """
+    lines = []
+    for name, cluster in settings.clusters.items():
+        for setting in type(cluster).model_fields:
+            path = getattr(cluster, setting)
+            if setting.startswith("prometheus_") and setting.endswith("_file") and path:
+                try:
+                    with Path(path).open("rb"):
+                        pass
+                except OSError as error:
+                    lines.append(f"clusters.{name}.{setting} = {path!r}: {error.strerror}")
+    return lines
 
 
 def _choices(location: Location) -> str:
@@ -356,7 +399,8 @@ def _explain(error: ValidationError) -> Iterator[tuple[Location, str]]:
             yield location, f"{_shown(item['input'])}: no such setting; {_choices(location)}"
         else:
             text = item["msg"].removeprefix("Value error, ")
-            yield location, f"{_shown(item['input'])}: {text}" if location else text
+            shown = "***" if "prometheus_headers" in location else _shown(item["input"])
+            yield location, f"{shown}: {text}" if location else text
 
 
 def _message(problems: Iterator[tuple[Location, str]], origin: str, variables: Mapping[Location, str]) -> str:

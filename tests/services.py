@@ -37,6 +37,7 @@ T = TypeVar("T")
 PACKAGES = {
     "prometheus": "prometheus",
     "promtool": "prometheus",
+    "victoria-metrics": "victoria-metrics",
     "slurmctld": "slurm-wlm",
     "slurmd": "slurm-wlm",
     "sbatch": "slurm-wlm",
@@ -218,7 +219,8 @@ class Pages:
 
     `pages[path]` is the body (text, bytes or a callable that gives it), or a tuple (status, content type, body).
     `delay_s` is waited before each answer, `cut` bytes are missing at the end of each body although its length says
-    otherwise. `requests` lists (method, path, body) of what was asked.
+    otherwise. `requests` lists (method, path, body) of what was asked, `headers` the headers that came with it. A
+    fourth member of the tuple is a mapping of further headers of the answer.
     """
 
     def __init__(self) -> None:
@@ -226,6 +228,7 @@ class Pages:
         self.delay_s = 0.0
         self.cut = 0
         self.requests: list[tuple[str, str, bytes]] = []
+        self.headers: list[dict[str, str]] = []
         pages = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -234,15 +237,19 @@ class Pages:
             def do_GET(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 path = self.path.split("?")[0]
+                pages.headers.append(dict(self.headers))
                 pages.requests.append((self.command, self.path, self.rfile.read(length)))
                 time.sleep(pages.delay_s)
                 page = pages.pages.get(path, (404, "text/plain", "no such page\n"))
-                status, content_type, body = page if isinstance(page, tuple) else (200, "text/plain", page)
+                page = page() if callable(page) else page
+                status, content_type, body, *more = page if isinstance(page, tuple) else (200, "text/plain", page)
                 body = body() if callable(body) else body
                 body = body.encode() if isinstance(body, str) else body
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
+                for name, value in (more[0] if more else {}).items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body[: len(body) - pages.cut])
                 if pages.cut:

@@ -156,6 +156,7 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
     """
     if cluster.telemetry == "prometheus":
         from pipelines.sources.prometheus import PrometheusSource
+        from pipelines.sources.promql_access import access_of
 
         return PrometheusSource(
             name,
@@ -163,6 +164,8 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
             matcher=cluster.prometheus_matcher,
             timeout_s=cluster.prometheus_timeout_s,
             exporter_interval_s=cluster.exporter_interval_s,
+            access=access_of(cluster),
+            parallel=cluster.prometheus_parallel,
         )
     if cluster.telemetry == "scrape":
         from pipelines.sources.scrape import ScrapeSource

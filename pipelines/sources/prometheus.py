@@ -1,13 +1,12 @@
 """Samples from Prometheus, VictoriaMetrics, Thanos or Mimir.
 
 Raw samples are asked for (`{…}[range]` on `/query`), never `query_range`: its look-back repeats the last value of a
-series that is dead. What is asked and how a window is cut stands here; the wire stands in `promql.py`, the table of
-names in `features/metrics.py`.
+series that is dead. What becomes of the series stands here; how a window is cut into queries in `promql_range.py`, the
+wire in `promql.py`, the table of names in `features/metrics.py`.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -17,14 +16,11 @@ import polars as pl
 
 from features import metrics
 from pipelines.sources import Fetched, Finding, SourceError, empty_frame, gpu_frame, node_frame
-from pipelines.sources.promql import Matrix, PromQL, TooManySamplesError, parse_labels
+from pipelines.sources.promql import Matrix, PromQL, parse_labels
+from pipelines.sources.promql_access import Access
+from pipelines.sources.promql_range import MARGIN_MS, RangeReader
 from pipelines.sources.wide import UP, Frames, Index, Samples, drop_absurd_times, to_frames
 
-# One answer holds about this many samples: 100 bytes each while they are decoded.
-_SAMPLES_PER_QUERY = 2_500_000
-_FIRST_RANGE_MS = 30_000
-# Prometheus 2 closes a range on both sides, Prometheus 3 leaves its left side open: ask for more, cut afterwards.
-_MARGIN_MS = 1_000
 _MAX_SKEW_S = 5.0
 
 
@@ -37,22 +33,32 @@ class PrometheusSource:
         matcher: Label matchers added to every query, as `cluster="a"`.
         timeout_s: Time-out of one query, s.
         exporter_interval_s: Interval at which exporters take samples, s; `latest` looks back two of them.
+        access: Who we are and whom we trust.
+        parallel: Queries at a time when a range is read in pieces.
     """
 
     def __init__(
-        self, name: str, url: str, *, matcher: str = "", timeout_s: float = 30, exporter_interval_s: float = 15
+        self,
+        name: str,
+        url: str,
+        *,
+        matcher: str = "",
+        timeout_s: float = 30,
+        exporter_interval_s: float = 15,
+        access: Access | None = None,
+        parallel: int = 2,
     ) -> None:
         self.name = name
         self.watermark_lag_s = exporter_interval_s
         self._interval_s = exporter_interval_s
-        self._api = PromQL(name, url, timeout_s)
-        names = "|".join((*metrics.GPU_NAMES, *metrics.NODE_NAMES, UP))
-        self._selector = f'{{__name__=~"{names}"{"," if matcher else ""}{matcher}}}'
+        self._apis = [PromQL(name, url, timeout_s, access) for _ in range(parallel)]
+        self._api = self._apis[0]
+        self._names: tuple[str, ...] = (*metrics.GPU_NAMES, *metrics.NODE_NAMES, UP)
+        self._more = f",{matcher}" if matcher else ""
+        self._reader = RangeReader(self._apis, self._names, matcher, exporter_interval_s * 1000)
         self._index = Index()
         self._scrape_jobs: set[str] = set()
         self._nodes: dict[tuple[str, str], str] = {}
-        self._range_ms: float = _FIRST_RANGE_MS
-        self._ceiling_ms = math.inf
         self._lock = threading.Lock()  # the session and the caches serve one read at a time
 
     def fetch(self, start: datetime, end: datetime) -> Fetched:
@@ -65,23 +71,12 @@ class PrometheusSource:
         warnings: list[str] = []
         parts: list[Frames] = []
         with self._lock:
-            self._api.take_warnings()
-            at = first
-            while at < last:
-                until = min(last, at + max(1, round(self._range_ms)))
-                try:
-                    matrix = self._api.matrix(f"{self._selector}[{until - at + _MARGIN_MS}ms]", until)
-                except TooManySamplesError:
-                    if until - at <= self._interval_s * 1000:
-                        raise
-                    self._range_ms = self._ceiling_ms = (until - at) / 2
-                    continue
+            self._take_warnings()
+            for matrix, at, until in self._reader.read(first, last):
                 samples, odd = self._resolve(matrix)
                 parts.append(to_frames(_within(samples, at, until), self._index, self.name))
                 warnings += odd
-                self._adapt(len(matrix.ts_ms), until - at)
-                at = until
-            warnings += self._api.take_warnings()
+            warnings += self._take_warnings()
         gpus = [part.gpu for part in parts if len(part.gpu)]
         return Fetched(
             gpu_frame(pl.concat(gpus, how="diagonal")) if gpus else gpu_frame(),
@@ -102,23 +97,19 @@ class PrometheusSource:
             SourceError: No whole answer came.
         """
         with self._lock:
-            self._api.take_warnings()
-            span_ms = round(2000 * self._interval_s) + _MARGIN_MS
-            samples, warnings = self._resolve(self._api.matrix(f"{self._selector}[{span_ms}ms]"))
+            self._take_warnings()
+            samples, warnings = self._resolve(self._reader.newest(round(2000 * self._interval_s) + MARGIN_MS))
             frames = to_frames(samples, self._index, self.name)
-            warnings += self._api.take_warnings()
+            warnings += self._take_warnings()
         return Fetched(
-            gpu_frame(_newest(frames.gpu, frames.gpu_group, ["cluster", "node", "gpu_uuid"])),
+            gpu_frame(_newest(frames.gpu, frames.gpu_group, ["cluster", "node", "gpu_uuid", "mig_instance"])),
             node_frame(_newest(frames.node, frames.node_group, ["cluster", "node"])),
             warnings,
         )
 
-    def _adapt(self, samples: int, span_ms: int) -> None:
-        rate = max(samples, 1) / max(span_ms + _MARGIN_MS, 1)
-        # At most fourfold a step: a window may begin before the cluster did. What the server refused is come back to
-        # slowly.
-        self._ceiling_ms *= 1.02
-        self._range_ms = min(_SAMPLES_PER_QUERY / rate, 4 * max(self._range_ms, span_ms), self._ceiling_ms)
+    def _take_warnings(self) -> list[str]:
+        notes = [text for api in self._apis for text in api.take_warnings()]
+        return list(dict.fromkeys([*notes, *self._reader.take_notes()]))
 
     def _resolve(self, matrix: Matrix) -> tuple[Samples, list[str]]:
         """Series of use with the samples whose times can be true, and what was left out."""
@@ -178,16 +169,16 @@ class PrometheusSource:
         """Reachable, clocks, metrics found, age of the newest sample."""
         try:
             asked = datetime.now(UTC).timestamp()
+            selector = f'{{__name__=~"{"|".join(self._names)}"{self._more}}}'
             server = self._api.scalar("time()")
             answered = datetime.now(UTC).timestamp()
             counts = {
                 labels.get("__name__", ""): int(value)
-                for labels, value in self._api.vector(f"count by (__name__) ({self._selector})")
+                for labels, value in self._api.vector(f"count by (__name__) ({selector})")
             }
             # One name at a time: `timestamp` drops the name, and series must stay distinct.
             most = max(counts, key=lambda name: counts[name], default=UP)
-            matcher = self._selector.partition(",")[2]
-            newest = self._api.vector(f'max(timestamp({{__name__="{most}",{matcher or "}"}))')
+            newest = self._api.vector(f'max(timestamp({{__name__="{most}"{self._more}}}))')
         except SourceError as error:
             return [("reachable", False, str(error))]
         findings: list[Finding] = [("reachable", True, f"{self._api.url} answers")]
@@ -204,11 +195,12 @@ class PrometheusSource:
                 "" if age <= limit else f": over {limit:g} s; are the exporters scraped, is exporter_interval_s right?"
             )
             findings.append(("fresh", age <= limit, f"newest sample is {age:.0f} s old{hint}"))
-        findings += [("warning", False, text) for text in self._api.take_warnings()]
+        findings += [("warning", False, text) for text in self._take_warnings()]
         return findings
 
     def close(self) -> None:
-        self._api.close()
+        for api in self._apis:
+            api.close()
 
 
 def _metrics_findings(counts: dict[str, int]) -> Iterable[Finding]:
