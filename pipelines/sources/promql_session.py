@@ -261,8 +261,10 @@ class QuerySession(requests.Session):
             return f"{where}: no valid URL: {error}"
         if isinstance(error, requests.exceptions.InvalidHeader):
             return f"{self.source}: prometheus_headers: {_header_name(error)}names and values must be one line of text"
-        if self.shown_url.startswith("https:") and _is_passing(error) and "refused" not in _root(error):
-            return f"{where} hung up before an answer ({_root(error)}); {hung_up(self._access)}"
+        if _is_passing(error) and "refused" not in _root(error):
+            is_tls = self.shown_url.startswith("https:")
+            hint = hung_up(self._access) if is_tls else "if it speaks TLS, write https:// into prometheus_url"
+            return f"{where} hung up before an answer ({_root(error)}); {hint}"
         return f"{where} cannot be reached: {_root(error)}: is it running, and is prometheus_url right?"
 
 
