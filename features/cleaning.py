@@ -15,20 +15,25 @@ from features.cleaning_bounds import bounded, consistent
 from features.cleaning_findings import QUALITY_SCHEMA, REASONS, quality
 from features.cleaning_mig import merge_instances
 from features.cleaning_rows import keyed, unique
-from features.vocabulary import GPU_KEYS, GPU_QUANTITIES, NODE_QUANTITIES, conform
+from features.cleaning_series import judged
+from features.vocabulary import GPU_QUANTITIES, NODE_QUANTITIES, conform
 
 __all__ = ["QUALITY_SCHEMA", "REASONS", "clean_gpu_samples", "clean_node_samples"]
 
 _GPU = ("cluster", "node", "gpu_uuid")
 
 
-def clean_gpu_samples(frame: pl.DataFrame, now: datetime | None = None) -> tuple[pl.DataFrame, pl.DataFrame]:
+def clean_gpu_samples(
+    frame: pl.DataFrame, now: datetime | None = None, *, history: pl.DataFrame | None = None
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Samples that may be believed.
 
     Args:
         frame: Any subset of the columns of `raw_gpu_samples`, keys among them; one row per GPU and time, or more.
         now: When given, rows more than 5 minutes later than this are dropped, and nodes whose clocks are off are
             counted.
+        history: Rows of `raw_gpu_samples` of some minutes before the frame. They only help to judge it: values that
+            froze or counters that stuck before it began, boards that are new. None: the frame is judged by itself.
 
     Returns:
         A frame in the columns of `core_gpu_samples`, one row a key, sorted by GPU and time; and what was wrong:
@@ -39,14 +44,20 @@ def clean_gpu_samples(frame: pl.DataFrame, now: datetime | None = None) -> tuple
     Raises:
         ValueError: A key column is missing or a column is not of the table.
     """
-    samples = conform(frame, "raw_gpu_samples")
     findings: list[pl.DataFrame] = []
+    samples = _believable(frame, now, findings)
+    past = None if history is None else _believable(history, None, [])
+    return judged(samples, past, findings), quality(findings)
+
+
+def _believable(frame: pl.DataFrame, now: datetime | None, findings: list[pl.DataFrame]) -> pl.DataFrame:
+    """One row a GPU and time, each value judged by itself."""
+    samples = conform(frame, "raw_gpu_samples")
     samples = keyed(samples, _GPU, now, findings)
     samples = bounded(samples, GPU_QUANTITIES, findings)
     samples = consistent(samples, findings)
     samples = merge_instances(samples, findings)
-    samples = unique(samples, (*_GPU, "ts"), findings)
-    return samples.select(*GPU_KEYS, *GPU_QUANTITIES).sort("gpu_uuid", "ts"), quality(findings)
+    return unique(samples, (*_GPU, "ts"), findings)
 
 
 def clean_node_samples(frame: pl.DataFrame, now: datetime | None = None) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -239,6 +239,124 @@ def test_empty_and_shapes() -> None:
         clean_gpu_samples(raw({}).drop("node"))
 
 
+def course(count: int, step_s: float = 15.0, start_s: float = 0.0, **values: object) -> list[dict[str, object]]:
+    """Rows of one GPU; a list is a course, anything else stays as it is."""
+    return [
+        {
+            "ts": T0 + timedelta(seconds=start_s + i * step_s),
+            **{name: value[i] if isinstance(value, list) else value for name, value in values.items()},
+        }
+        for i in range(count)
+    ]
+
+
+BUSY = {"sm_active_ratio": 0.8, "gpu_temp_c": 60.0, "sm_clock_hz": 1.9e9, "fb_used_bytes": 4e10}
+
+
+def judged(rows: list[dict[str, object]], **more: object) -> tuple[pl.DataFrame, dict[tuple[str, str], int]]:
+    frame, quality = clean_gpu_samples(raw(*rows), **more)
+    return frame, {(c, r): n for c, r, n, _ in quality.iter_rows()}
+
+
+def test_values_that_froze_for_five_minutes_of_work_are_null() -> None:
+    rows = course(20, **BUSY, gpu_power_w=63.214, xid_last=31, step_time_s=0.5)
+    frame, quality = judged(rows)
+    assert quality == {("ts", "frozen"): 20}
+    assert frame["gpu_power_w"].null_count() == 20
+    assert frame["sm_active_ratio"].null_count() == 20
+    assert frame["xid_last"].null_count() == 20
+    assert frame["step_time_s"].null_count() == 0  # the job's own word
+    assert frame.height == 20  # that something answered is known
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        course(19, **BUSY, gpu_power_w=63.214),  # not yet five minutes
+        course(40, **{**BUSY, "sm_active_ratio": 0.0}, gpu_power_w=63.214),  # idle boards draw steadily
+        course(40, **BUSY, gpu_power_w=[63.214 + i // 2 for i in range(40)]),  # exporter every 30 s, scrape every 15 s
+        course(40, **BUSY, gpu_power_w=[63.214 + i // 19 for i in range(40)]),
+        course(40, **BUSY, gpu_power_w=700.0, gpu_util_ratio=[0.5 + i % 2 * 0.1 for i in range(40)]),
+        course(40, sm_active_ratio=0.8, gpu_power_w=63.214),  # power alone is no witness
+    ],
+    ids=["short", "idle", "repeated", "steps", "moves", "alone"],
+)
+def test_what_only_looks_frozen_stays(rows: list[dict[str, object]]) -> None:
+    frame, quality = judged(rows)
+    assert quality == {}
+    assert frame["gpu_power_w"].null_count() == 0
+
+
+def test_a_freeze_is_seen_across_the_edge_of_a_window() -> None:
+    rows = course(24, **BUSY, gpu_power_w=[100.0 + i if i < 2 else 63.214 for i in range(24)])
+    frame, quality = judged(rows[20:], history=raw(*rows[:20]))
+    assert quality == {("ts", "frozen"): 4}
+    assert frame["gpu_power_w"].to_list() == [None] * 4
+    assert judged(rows[20:])[1] == {}
+
+
+def test_other_boards_neither_join_nor_break_a_run() -> None:
+    rows = [{**row, "gpu_uuid": f"GPU-{k}"} for row in course(12, **BUSY, gpu_power_w=63.214) for k in range(3)]
+    assert judged(rows)[1] == {}  # three times three minutes are not nine
+
+
+def test_profiling_counters_stuck_at_zero_under_load() -> None:
+    stuck = {"engine_active_ratio": 0.0, "sm_active_ratio": 0.0, "tensor_active_ratio": 0.0, "dram_active_ratio": 0.1}
+    power = [300.0 + i for i in range(6)]
+    frame, quality = judged(course(6, **stuck, gpu_util_ratio=0.99, gpu_power_w=power))
+    assert frame["engine_active_ratio"].null_count() == 6
+    assert frame["sm_active_ratio"].null_count() == 6
+    assert frame["dram_active_ratio"].null_count() == 0
+    assert frame["gpu_util_ratio"].to_list() == pytest.approx([0.99] * 6)
+    assert quality == {(f"{name}_active_ratio", "stuck"): 6 for name in ("engine", "sm", "tensor")}
+    # Power is a witness too; an idle GPU and a short mismatch are not judged.
+    assert judged(course(6, **stuck, gpu_power_w=power, power_limit_w=500.0))[1] != {}
+    assert judged(course(6, **stuck, gpu_util_ratio=0.0, gpu_power_w=power, power_limit_w=2000.0))[1] == {}
+    assert judged(course(2, **stuck, gpu_util_ratio=0.99))[1] == {}
+
+
+@pytest.mark.parametrize("kind", ["nvlink", "pcie"])
+def test_traffic_counters_that_never_leave_zero_under_load(kind: str) -> None:
+    tx, rx = f"{kind}_tx_bytes_per_s", f"{kind}_rx_bytes_per_s"
+    power = [300.0 + i for i in range(8)]
+    dead = {tx: 0.0, rx: 0.0, "gpu_power_w": power}
+    frame, quality = judged(course(8, **BUSY, **dead))
+    assert frame[tx].null_count() == frame[rx].null_count() == 8
+    assert quality == {(tx, "zero_under_load"): 8, (rx, "zero_under_load"): 8}
+    assert judged(course(8, **{**BUSY, "sm_active_ratio": 0.05}, **dead))[1] == {}
+    pause = {**dead, tx: [0.0] * 7 + [1e9]}
+    frame, quality = judged(course(8, **BUSY, **pause))
+    assert frame[tx].to_list() == [0.0] * 7 + [1e9]  # it counts, so its zeros are true
+    assert quality == {}
+
+
+def test_the_zero_that_begins_a_derived_rate() -> None:
+    rate = {"nvlink_tx_bytes_per_s": [0.0, 5e9, 0.0, 6e9], "nvlink_rx_bytes_per_s": [0.0, 5e9, 0.0, 6e9]}
+    rows = course(4, **rate)
+    frame, quality = judged(rows, history=raw().clear())
+    assert frame["nvlink_tx_bytes_per_s"].to_list() == [None, 5e9, 0.0, 6e9]
+    assert quality[("nvlink_tx_bytes_per_s", "first_of_rate")] == 1
+    assert judged(rows)[1] == {}  # nothing is known of before
+    again = course(2, start_s=-600, nvlink_tx_bytes_per_s=4e9, nvlink_rx_bytes_per_s=4e9)
+    frame, quality = judged(again + rows)  # ten minutes of silence: the exporter was restarted
+    assert frame["nvlink_rx_bytes_per_s"].to_list() == [4e9, 4e9, None, 5e9, 0.0, 6e9]
+
+
+def test_judging_twice_changes_nothing() -> None:
+    rows = course(30, **BUSY, gpu_power_w=63.214) + course(
+        8,
+        start_s=450,
+        **BUSY,
+        gpu_power_w=[300.0 + i for i in range(8)],
+        pcie_tx_bytes_per_s=0.0,
+        pcie_rx_bytes_per_s=0.0,
+    )
+    once = clean_gpu_samples(raw(*rows))[0]
+    again, quality = clean_gpu_samples(once)
+    assert again.equals(once)
+    assert quality.is_empty()
+
+
 def test_node_samples() -> None:
     types = schema("core_node_samples")
     rows = [

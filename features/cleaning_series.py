@@ -1,0 +1,167 @@
+"""Courses over time that cannot be true: frozen values, counters stuck at 0 while the GPU works, a rate's first 0.
+
+What several samples of one GPU tell about each other belongs here; single values stand in `cleaning_bounds.py`. What
+is short is left alone: a pause of traffic or a steady minute is no fault of an exporter.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import polars as pl
+
+from features.cleaning_findings import count, without
+from features.vocabulary import GPU_KEYS, GPU_QUANTITIES
+
+# Samples of one condition in a row, and the time that they cover, before it is called one.
+_SAMPLES = 3
+_COVERS = timedelta(seconds=60)
+_FROZEN_COVERS = timedelta(minutes=5)
+_BUSY_ACTIVITY, _BUSY_UTIL, _BUSY_POWER = 0.3, 0.5, 0.5
+# After a silence this long a rate that an exporter makes of counters begins anew.
+_SILENCE = timedelta(seconds=90)
+_NVLINK = ("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
+_PCIE = ("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s")
+_PROFILING = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
+_GAUGES = (
+    "gpu_util_ratio", *_PROFILING, "fb_used_bytes", "gpu_power_w", "gpu_temp_c", "mem_temp_c", "gpu_temp_margin_c",
+    "sm_clock_hz", "mem_clock_hz", *_NVLINK, *_PCIE,
+)  # fmt: skip
+_OF_THE_JOB = ("step_time_s",)  # the job's own word, which no exporter of GPUs can freeze
+
+
+def judged(samples: pl.DataFrame, history: pl.DataFrame | None, findings: list[pl.DataFrame]) -> pl.DataFrame:
+    """Samples without the values that their course refutes.
+
+    Args:
+        samples: Rows of `core_gpu_samples`, one a key, values bounded.
+        history: Earlier rows of the same table, as they were before this judgement; they are read, not returned. With a
+            history (an empty one too) a GPU that is not in it counts as new; with None nothing is known of before.
+        findings: Takes what was wrong.
+
+    Returns:
+        The samples, sorted by GPU and time.
+    """
+    rows = samples.select(*GPU_KEYS, *GPU_QUANTITIES)
+    if history is not None and not history.is_empty():
+        past = history.select(rows.columns).join(
+            rows.select("cluster", "gpu_uuid").unique(), on=["cluster", "gpu_uuid"], how="semi"
+        )
+        rows = pl.concat([past.with_columns(_is_past=True), rows.with_columns(_is_past=False)])
+    else:
+        rows = rows.with_columns(_is_past=False)
+    rows = rows.sort("gpu_uuid", "ts")
+    first = pl.any_horizontal(pl.col(name) != pl.col(name).shift() for name in ("gpu_uuid", "node", "cluster"))
+    starts = rows.select(first.fill_null(True)).to_series()  # a board that was moved begins anew
+    found: list[pl.DataFrame] = []
+    for judge in (_frozen, _stuck, _silent):
+        rows = judge(rows, starts, found)
+    rows = _first_of_rate(rows, starts, history is not None, found)
+    findings += found
+    return rows.filter(~pl.col("_is_past")).drop("_is_past")
+
+
+def _value(rows: pl.DataFrame, expression: pl.Expr) -> pl.Series:
+    return rows.select(expression.fill_null(False)).to_series()
+
+
+def _busy() -> pl.Expr:
+    active = pl.max_horizontal("sm_active_ratio", "engine_active_ratio") >= _BUSY_ACTIVITY
+    return active.fill_null(False) | (pl.col("gpu_util_ratio") >= _BUSY_UTIL).fill_null(False)
+
+
+def _long(rows: pl.DataFrame, run: pl.Series, holds: pl.Series, covers: timedelta) -> pl.Series:
+    """Rows that hold and stand in a run which is long enough.
+
+    A run of n samples covers n of its own mean steps: twenty samples every 15 s cover five minutes.
+    """
+    if not holds.any():
+        return holds
+    lengths = (
+        pl.DataFrame({"run": run, "ts": rows["ts"], "holds": holds})
+        .filter("holds")
+        .group_by("run")
+        .agg(pl.len().alias("n"), (pl.col("ts").max() - pl.col("ts").min()).alias("span"))
+        .filter((pl.col("n") >= _SAMPLES) & (pl.col("span") * pl.col("n") / (pl.col("n") - 1) >= covers))
+    )
+    return holds & run.is_in(lengths["run"].implode())
+
+
+def _frozen(rows: pl.DataFrame, starts: pl.Series, found: list[pl.DataFrame]) -> pl.DataFrame:
+    """Power, temperature, clocks, memory, activity: nothing at all moves for minutes while the GPU is said to work."""
+    still = _value(rows, (pl.col("gpu_power_w") == pl.col("gpu_power_w").shift()) & _busy()) & ~starts
+    # The cheap look first: the power that a working board draws never rests for long.
+    lengths = still.rle().struct.unnest()
+    if not (lengths["value"] & (lengths["len"] >= _SAMPLES - 1)).any():
+        return rows
+    same = pl.all_horizontal(pl.col(name).eq_missing(pl.col(name).shift()) for name in _GAUGES)
+    beside = pl.any_horizontal(pl.col("gpu_temp_c", "sm_clock_hz", "fb_used_bytes").is_not_null())
+    still &= _value(rows, same & beside)
+    # An exporter slower than its scraper repeats each value some times: every value is a run of its own.
+    frozen = _long(rows, (~still).cum_sum(), still | still.shift(-1, fill_value=False), _FROZEN_COVERS)
+    if not frozen.any():
+        return rows
+    found.append(count(rows.filter(frozen & ~rows["_is_past"]), "ts", "frozen"))
+    names = [name for name in GPU_QUANTITIES if name not in _OF_THE_JOB]
+    return rows.with_columns(pl.when(~frozen).then(pl.col(name)).alias(name) for name in names)
+
+
+def _stuck(rows: pl.DataFrame, starts: pl.Series, found: list[pl.DataFrame]) -> pl.DataFrame:
+    """Profiling counters that stay at 0 while utilisation or power say that the GPU works."""
+    if rows["engine_active_ratio"].null_count() == len(rows):
+        return rows
+    works = (pl.col("gpu_util_ratio") >= _BUSY_UTIL).fill_null(False) | (
+        pl.col("gpu_power_w") >= _BUSY_POWER * pl.col("power_limit_w")
+    ).fill_null(False)
+    holds = _value(rows, (pl.col("engine_active_ratio") == 0) & works)
+    stuck = _long(rows, ((holds != holds.shift()) | starts).fill_null(True).cum_sum(), holds, _COVERS)
+    for name in _PROFILING if stuck.any() else ():
+        rows = _nulled(rows, stuck & (rows[name] == 0).fill_null(False), name, "stuck", found)
+    return rows
+
+
+def _silent(rows: pl.DataFrame, starts: pl.Series, found: list[pl.DataFrame]) -> pl.DataFrame:
+    """Traffic that is 0 in both directions in every sample of a GPU, many of them under load."""
+    for names in (_NVLINK, _PCIE):
+        most = pl.max_horizontal(names)
+        loaded = _value(rows, (most == 0) & _busy())
+        if not loaded.any():
+            continue
+        board = starts.cum_sum()
+        boards = (
+            pl.DataFrame({"board": board, "ts": rows["ts"], "loaded": loaded, "most": rows.select(most).to_series()})
+            .group_by("board")
+            .agg(
+                pl.col("most").max(),
+                pl.col("loaded").sum().alias("n"),
+                (pl.col("ts").filter("loaded").max() - pl.col("ts").filter("loaded").min()).alias("span"),
+            )
+            .filter((pl.col("most") == 0) & (pl.col("n") >= _SAMPLES))
+            .filter(pl.col("span") * pl.col("n") / (pl.col("n") - 1) >= _COVERS)
+        )
+        dead = board.is_in(boards["board"].implode())
+        for name in names if dead.any() else ():
+            rows = _nulled(rows, dead, name, "zero_under_load", found)
+    return rows
+
+
+def _first_of_rate(rows: pl.DataFrame, starts: pl.Series, knows_past: bool, found: list[pl.DataFrame]) -> pl.DataFrame:
+    """The 0 with which a rate begins that the exporter makes of two readings of a counter.
+
+    Told from a real 0 by what stands around it: nothing before (a new GPU, a silence, nulls), traffic right after.
+    """
+    most = pl.max_horizontal(_NVLINK)
+    zero = _value(rows, most == 0)
+    if not zero.any():
+        return rows
+    begins = (pl.col("ts") - pl.col("ts").shift() > _SILENCE) | most.shift().is_null()
+    first = (_value(rows, begins) & ~starts) | (starts if knows_past else pl.Series([False]))
+    follows = _value(rows, most.shift(-1) > 0) & ~starts.shift(-1, fill_value=True)
+    for name in _NVLINK:
+        rows = _nulled(rows, zero & first & follows, name, "first_of_rate", found)
+    return rows
+
+
+def _nulled(rows: pl.DataFrame, bad: pl.Series, name: str, reason: str, found: list[pl.DataFrame]) -> pl.DataFrame:
+    """Null where `bad`; only rows that will be returned are counted."""
+    return without(rows, bad & ~rows["_is_past"], name, reason, found)
