@@ -12,13 +12,26 @@ from datetime import datetime
 import polars as pl
 
 from features.cleaning_bounds import bounded, consistent
+from features.cleaning_counters import counter_deltas, health_minutes
 from features.cleaning_findings import QUALITY_SCHEMA, REASONS, quality
 from features.cleaning_mig import merge_instances
+from features.cleaning_ports import PORT, port_rates
 from features.cleaning_rows import keyed, unique
-from features.cleaning_series import judged
-from features.vocabulary import GPU_QUANTITIES, NODE_QUANTITIES, conform
+from features.cleaning_series import judged, without_frozen_energy
+from features.vocabulary import (
+    GPU_HEALTH,
+    GPU_QUANTITIES,
+    LINK_QUANTITIES,
+    NODE_QUANTITIES,
+    PORT_RATES,
+    PORT_STATES,
+    conform,
+)
 
-__all__ = ["QUALITY_SCHEMA", "REASONS", "clean_gpu_samples", "clean_node_samples"]
+__all__ = [
+    "QUALITY_SCHEMA", "REASONS", "clean_gpu_samples", "clean_health_samples", "clean_link_samples",
+    "clean_node_samples", "clean_port_samples", "counter_deltas", "health_minutes",
+]  # fmt: skip
 
 _GPU = ("cluster", "node", "gpu_uuid")
 
@@ -68,3 +81,50 @@ def clean_node_samples(frame: pl.DataFrame, now: datetime | None = None) -> tupl
     samples = bounded(samples, NODE_QUANTITIES, findings)
     samples = unique(samples, ("cluster", "node", "ts"), findings)
     return samples.sort("node", "ts"), quality(findings)
+
+
+def clean_health_samples(frame: pl.DataFrame, now: datetime | None = None) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The same for counters and states of GPUs: `core_gpu_health` columns in and out.
+
+    Counters keep their values over resets (`counter_deltas` gives their growth). `health_minutes` brings the rows down
+    to one a minute.
+    """
+    samples = conform(frame, "core_gpu_health")
+    findings: list[pl.DataFrame] = []
+    samples = keyed(samples, _GPU, now, findings)
+    samples = bounded(samples, GPU_HEALTH, findings)
+    samples = unique(samples, (*_GPU, "ts"), findings)
+    return without_frozen_energy(samples, findings), quality(findings)
+
+
+def clean_link_samples(frame: pl.DataFrame, now: datetime | None = None) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The same for single NVLinks: `core_link_samples` columns in and out."""
+    samples = conform(frame, "core_link_samples")
+    findings: list[pl.DataFrame] = []
+    samples = keyed(samples, (*_GPU, "link"), now, findings)
+    samples = bounded(samples, LINK_QUANTITIES, findings)
+    samples = unique(samples, (*_GPU, "link", "ts"), findings)
+    return samples.sort("gpu_uuid", "link", "ts"), quality(findings)
+
+
+def clean_port_samples(frame: pl.DataFrame, now: datetime | None = None) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Rates of network ports from their counters.
+
+    Args:
+        frame: Any subset of the columns of `raw_port_samples`, keys among them. The sample before the first one wanted
+            should be in it: rates are over the interval that ends at a sample.
+        now: As for `clean_gpu_samples`.
+
+    Returns:
+        A frame in the columns of `core_port_samples`, one row a key, sorted by port and time; and what was wrong, as
+        `clean_gpu_samples` gives it.
+
+    Raises:
+        ValueError: A key column is missing or a column is not of the table.
+    """
+    samples = conform(frame, "raw_port_samples")
+    findings: list[pl.DataFrame] = []
+    samples = keyed(samples, PORT, now, findings)
+    samples = bounded(samples, (*PORT_RATES, *PORT_STATES), findings)
+    samples = unique(samples, (*PORT, "ts"), findings)
+    return port_rates(samples, findings).sort("node", "device", "port", "ts"), quality(findings)

@@ -165,3 +165,24 @@ def _first_of_rate(rows: pl.DataFrame, starts: pl.Series, knows_past: bool, foun
 def _nulled(rows: pl.DataFrame, bad: pl.Series, name: str, reason: str, found: list[pl.DataFrame]) -> pl.DataFrame:
     """Null where `bad`; only rows that will be returned are counted."""
     return without(rows, bad & ~rows["_is_past"], name, reason, found)
+
+
+def without_frozen_energy(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.DataFrame:
+    """Energy counters that stand still for minutes become null: a powered board always draws.
+
+    Args:
+        samples: Rows of `core_gpu_health`, one a key.
+        findings: Takes what was wrong.
+
+    Returns:
+        The samples, sorted by GPU and time.
+    """
+    rows = samples.sort("gpu_uuid", "node", "ts")
+    same = pl.all_horizontal(
+        pl.col(name) == pl.col(name).shift() for name in ("gpu_uuid", "node", "cluster", "energy_total_j")
+    )
+    still = _value(rows, same)
+    if still.any():
+        frozen = _long(rows, (~still).cum_sum(), still | still.shift(-1, fill_value=False), _FROZEN_COVERS)
+        rows = without(rows, frozen, "energy_total_j", "frozen", findings)
+    return rows.sort("gpu_uuid", "ts")

@@ -1,0 +1,45 @@
+"""Counters of network ports become rates over the time between two samples.
+
+Here belongs what is peculiar to ports: counters that stop at their 32-bit end, rates that no port of that speed can
+carry. Growth of counters in general stands in `cleaning_counters.py`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import polars as pl
+
+from features.cleaning_bounds import bounded
+from features.cleaning_counters import counter_deltas
+from features.cleaning_findings import without
+from features.vocabulary import PORT_KEYS, PORT_RATES, PORT_STATES
+
+PORT = ("cluster", "node", "device", "port")
+# A rate is a mean: over a longer silence it would hide whatever happened.
+_MAX_GAP = timedelta(minutes=15)
+# Rounded scrape times let a rate pass the speed; four times too much is a counter of words read as bytes, or the like.
+_OVER_SPEED = 1.5
+_DATA_RATES = ("tx_bytes_per_s", "rx_bytes_per_s")
+
+
+def port_rates(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.DataFrame:
+    """Rates over the interval that ends at each sample.
+
+    Args:
+        samples: Rows of `raw_port_samples`, one a port and time, counters bounded.
+        findings: Takes what was wrong.
+
+    Returns:
+        Rows of `core_port_samples`, sorted by port and time. The first sample of a port has no rates, nor has one
+        after a quarter of an hour of silence; after a reset the rate counts from 0.
+    """
+    rows = counter_deltas(samples, list(PORT_RATES), keys=PORT, max_gap=_MAX_GAP)
+    seconds = (pl.col("ts") - pl.col("ts").shift()).dt.total_microseconds() / 1e6
+    rows = rows.with_columns(
+        (pl.col(f"{counter}_increase") / seconds).cast(pl.Float32).alias(rate) for counter, rate in PORT_RATES.items()
+    ).select(*PORT_KEYS, *PORT_RATES.values(), *PORT_STATES)
+    for name in _DATA_RATES:
+        over = (pl.col(name) > _OVER_SPEED * pl.col("speed_bytes_per_s")) & (pl.col("speed_bytes_per_s") > 0)
+        rows = without(rows, rows.select(over).to_series(), name, "above_speed", findings)
+    return bounded(rows, PORT_RATES.values(), findings)
