@@ -178,7 +178,7 @@ class PrometheusSource:
             }
             # One name at a time: `timestamp` drops the name, and series must stay distinct.
             most = max(counts, key=lambda name: counts[name], default=UP)
-            newest = self._api.vector(f'max(timestamp({{__name__="{most}"{self._more}}}))')
+            newest = self._newest_s(f'{{__name__="{most}"{self._more}}}')
         except SourceError as error:
             return [("reachable", False, str(error))]
         findings: list[Finding] = [("reachable", True, f"{self._api.url} answers")]
@@ -188,8 +188,8 @@ class PrometheusSource:
              + ("" if skew <= _MAX_SKEW_S else ": run NTP on both, sample ages are wrong by as much"))
         )  # fmt: skip
         findings += _metrics_findings(counts)
-        if newest:
-            age = server - newest[0][1]
+        if newest is not None:
+            age = server - newest
             limit = 3 * self._interval_s
             hint = (
                 "" if age <= limit else f": over {limit:g} s; are the exporters scraped, is exporter_interval_s right?"
@@ -197,6 +197,17 @@ class PrometheusSource:
             findings.append(("fresh", age <= limit, f"newest sample is {age:.0f} s old{hint}"))
         findings += [("warning", False, text) for text in self._take_warnings()]
         return findings
+
+    def _newest_s(self, selector: str) -> float | None:
+        """Time of the newest sample, s since the epoch.
+
+        Raw samples are looked at first: an instant query of VictoriaMetrics looks half a minute into the past.
+        """
+        recent = self._api.matrix(f"{selector}[{round(3000 * self._interval_s)}ms]").ts_ms
+        if len(recent):
+            return int(recent.max()) / 1000
+        found = self._api.vector(f"max(timestamp({selector}))")
+        return found[0][1] if found else None
 
     def close(self) -> None:
         for api in self._apis:

@@ -186,7 +186,12 @@ class QuerySession(requests.Session):
                 body = spoil_half_pairs(body)
                 answer = _ANSWER.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            found = SourceError(self._odd(status, response.headers.get("Content-Type", ""), body, error))
+            # VictoriaMetrics streams ranges: what stopped it stands behind the part that was sent.
+            tail = body[-4096:].decode("utf-8", "replace")
+            is_limit = status == 200 and _TOO_MANY_SAMPLES.search(tail)
+            found = (TooManySamplesError if is_limit else SourceError)(
+                self._odd(status, response.headers.get("Content-Type", ""), body, error)
+            )
             raise (_AgainError(found, _asked_pause_s(response)) if status in _AGAIN else found) from error
         if status != 200 or answer.status != "success" or answer.data is None:
             raise self._refusal(response, answer)
@@ -241,6 +246,8 @@ class QuerySession(requests.Session):
             return f"{where} limits how often it may be asked (HTTP 429): lower prometheus_parallel or raise its limit"
         if status >= 500:
             return f"{where} failed (HTTP {status}): {_snippet(body)}; look into the server's log"
+        if _TOO_MANY_SAMPLES.search(end := body[-600:].decode("utf-8", "replace")):
+            return f"{where} broke off its answer: {end}"
         if "html" in content_type or body[:1] == b"<":
             return f"{where} answered HTML, not JSON: a proxy or login page stands before it, or the address is wrong"
         return f"{where} sent no whole JSON answer (HTTP {status}, {len(body)} bytes): {error}: {_snippet(body)}"
@@ -256,7 +263,9 @@ class QuerySession(requests.Session):
         if isinstance(error, requests.Timeout) or "timed out" in str(error).lower():
             return f"{where} did not answer within {self.timeout_s:g} s: raise prometheus_timeout_s or look at its load"
         if isinstance(error, (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)):
-            return f"{where} broke off in the middle of its answer: {error}"
+            is_plain = self.shown_url.startswith("http:") and "reset" in str(error)
+            hint = "; if it speaks TLS, write https:// into prometheus_url" if is_plain else ""
+            return f"{where} broke off in the middle of its answer: {error}{hint}"
         if isinstance(error, requests.exceptions.InvalidURL | requests.exceptions.MissingSchema):
             return f"{where}: no valid URL: {error}"
         if isinstance(error, requests.exceptions.InvalidHeader):
