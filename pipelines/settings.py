@@ -40,7 +40,9 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 class Cluster(_Section):
     """One cluster: where its samples and its jobs come from."""
 
-    telemetry: Literal["scrape", "prometheus", "trace"] = Field("prometheus", description="Source of samples.")
+    telemetry: Literal["scrape", "prometheus", "remote-write", "trace"] = Field(
+        "prometheus", description="Source of samples."
+    )
     jobs: Literal["slurm", "sacct-file", "trace", "none"] = Field("slurm", description="Source of jobs and nodes.")
     prometheus_url: str = Field("http://127.0.0.1:9090", description="Base URL of Prometheus or VictoriaMetrics.")
     prometheus_matcher: str = Field("", description='Label matchers added to every query, as `cluster="a"`.')
@@ -59,6 +61,14 @@ class Cluster(_Section):
         (), description="URLs of exporters' /metrics, or one `http_sd` URL prefixed `sd+`."
     )
     scrape_timeout_s: Seconds = Field(10, description="Time-out of one scrape, s.")
+    remote_write_host: str = Field("127.0.0.1", description="Address on which Prometheus's remote-write is received.")
+    remote_write_port: Port = Field(8704, description="Port of that receiver, one of its own for each cluster.")
+    remote_write_token_file: str = Field(
+        "", description="File that holds the bearer token of senders; needed on any address but loopback."
+    )
+    remote_write_max_body_mib: float = Field(
+        32, gt=0, le=1024, description="Largest request of remote-write, decompressed, MiB."
+    )
     telemetry_path: str = Field("", description="Canonical telemetry Parquet: the trace, or a past to warm up with.")
     jobs_path: str = Field("", description="sacct text, canonical Parquet, SWF, or Slurm's job completion file.")
     slurm_conf: str = Field("", description="SLURM_CONF for the Slurm commands; empty: their own default.")
@@ -337,6 +347,12 @@ def _cluster_contradictions(cluster: Cluster) -> Iterator[tuple[str, str]]:
             f"{_shown(cluster.prometheus_url)}: it must be http://HOST[:PORT] or https://HOST[:PORT]",
         )
     yield from _access_contradictions(cluster)
+    if cluster.telemetry == "remote-write" and not cluster.remote_write_token_file:
+        from scheduler_hints.tokens import is_loopback
+
+        if not is_loopback(cluster.remote_write_host):
+            where = f"remote_write_host = {cluster.remote_write_host!r}"
+            yield "remote_write_token_file", f"'': {where} is open to others, so senders must give a token"
     if cluster.telemetry == "scrape":
         choices = "URLs of /metrics pages (http://HOST:PORT/metrics), or sd+URL of an http_sd list"
         if not cluster.scrape_targets:

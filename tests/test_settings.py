@@ -26,7 +26,7 @@ def test_defaults_are_valid_and_embedded():
         ({"apo": {}}, ["apo", "no such setting", "did you mean 'api'"]),
         (
             {"clusters": {"a": {"telemetry": "graphite"}}},
-            ["clusters.a.telemetry = 'graphite'", "'scrape', 'prometheus' or 'trace'"],
+            ["clusters.a.telemetry = 'graphite'", "'scrape', 'prometheus', 'remote-write' or 'trace'"],
         ),
         (
             {"clusters": {"a": {"telemtry": "scrape"}}},

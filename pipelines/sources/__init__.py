@@ -177,6 +177,19 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
             timeout_s=cluster.scrape_timeout_s,
             tick_s=cluster.tick_s,
         )
+    if cluster.telemetry == "remote-write":
+        from pipelines.sources.remote_write import RemoteWriteSource
+
+        return RemoteWriteSource(
+            name,
+            state / "spool" / name,
+            host=cluster.remote_write_host,
+            port=cluster.remote_write_port,
+            token_file=cluster.remote_write_token_file,
+            max_body_mib=cluster.remote_write_max_body_mib,
+            exporter_interval_s=cluster.exporter_interval_s,
+            tick_s=cluster.tick_s,
+        )
     from pipelines.sources.trace import TelemetryTrace
 
     return TelemetryTrace(name, _needed(name, "telemetry_path", cluster.telemetry_path))

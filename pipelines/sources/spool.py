@@ -15,6 +15,8 @@ from pathlib import Path
 
 import polars as pl
 
+from pipelines.sources.sample_log import prune_series
+
 _NAME = "%Y%m%dT%H%MZ"
 # A sample may carry a time of its own that is a little off the minute in which it was read.
 _SLACK = timedelta(minutes=5)
@@ -85,13 +87,20 @@ class Spool:
         return rows, warnings
 
     def prune(self, before: datetime) -> int:
-        """Remove files whose minute ended before that time, and partial files of processes that are gone; how many."""
-        removed = 0
-        for kind in ("gpu", "node"):
-            for path, minute in self._files(kind):
+        """Remove files whose minute ended before that time, and partial files of processes that are gone; how many.
+
+        Files of the sample log in the same folder go by the same rule.
+        """
+        removed, kept = 0, []
+        for path in self.folder.glob("*-*T*Z.*"):
+            with contextlib.suppress(ValueError):
+                minute = datetime.strptime(path.stem.rpartition("-")[2], _NAME).replace(tzinfo=UTC)
                 if minute + timedelta(minutes=1) <= before:
                     path.unlink(missing_ok=True)
                     removed += 1
+                elif path.suffix == ".log":
+                    kept.append(minute)
+        removed += prune_series(self.folder, min(kept, default=before))
         for path in self.folder.glob("*.partial"):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < before.timestamp():

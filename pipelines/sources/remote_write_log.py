@@ -1,0 +1,108 @@
+"""From the sample log of remote-write back to wide frames, for ingest and for warming up, in whatever process.
+
+Nothing is received or written here.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from pipelines.sources import Fetched, empty_frame, gpu_frame, node_frame
+from pipelines.sources.remote_write_series import USELESS, Series
+from pipelines.sources.sample_log import Chunk, SampleLog
+from pipelines.sources.wide import Frames, Samples, to_frames
+
+_NOTHING = Samples(*(np.empty(0, np.int64) for _ in range(4)), np.empty(0))
+
+
+class LogReader:
+    """Reads the log of one cluster and keeps the series it has met.
+
+    Args:
+        name: Name of the cluster.
+        folder: Folder of the log.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name, self._log = name, SampleLog(folder)
+        self._series = Series()
+        self._numbers: dict[int, np.ndarray] = {}  # epoch → our number of each of its series
+        self._offsets: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def fetch(self, start: datetime, end: datetime) -> Fetched:
+        """Samples with start ≤ ts < end. One that was sent twice is there once, as it was sent last."""
+        first, last = _milliseconds(start), _milliseconds(end)
+        parts: list[Frames] = []
+        warnings: list[str] = []
+        with self._lock:
+            self._learn()
+            for minute in range(first // 60_000, -(-last // 60_000)):
+                chunks, odd = self._log.minute(minute)
+                warnings += [f"{self._name}: {text}" for text in odd]
+                samples = self._samples(chunks, first, last)
+                if len(samples.ts_ms):
+                    parts.append(to_frames(samples, self._series.index, self._name))
+        gpus = [part.gpu for part in parts if len(part.gpu)]
+        return Fetched(
+            gpu_frame(pl.concat(gpus, how="diagonal")) if gpus else gpu_frame(),
+            pl.concat([node_frame(), *(part.node for part in parts)]),
+            warnings,
+            pl.concat([empty_frame("core_gpu_health"), *(part.health for part in parts)]),
+            pl.concat([empty_frame("core_link_samples"), *(part.link for part in parts)]),
+            pl.concat([empty_frame("raw_port_samples"), *(part.port for part in parts)]),
+        )
+
+    def _learn(self) -> None:
+        epochs = self._log.epochs()
+        if any(epoch not in epochs for epoch in self._numbers):  # pruned: their series may have ended
+            self._series, self._numbers, self._offsets = Series(), {}, {}
+        for epoch in epochs:
+            rows, self._offsets[epoch] = self._log.series(epoch, self._offsets.get(epoch, 0))
+            if not rows:
+                continue
+            known = self._numbers.get(epoch, np.empty(0, np.int64))
+            size = max(len(known), max(number for number, _ in rows) + 1)
+            numbers = np.full(size, USELESS, np.int64)
+            numbers[: len(known)] = known
+            for number, labels in rows:
+                numbers[number] = self._series.add(labels)
+            self._numbers[epoch] = numbers
+            self._series.new.clear()
+        self._series.settle()
+
+    def _samples(self, chunks: list[Chunk], first: int, last: int) -> Samples:
+        numbers, times, values = [], [], []
+        for chunk in chunks:
+            known = self._numbers.get(chunk.epoch, np.empty(0, np.int64))
+            inside = (chunk.ts_ms >= first) & (chunk.ts_ms < last) & (chunk.series < len(known))
+            number = known[chunk.series[inside]]
+            numbers.append(number)
+            times.append(chunk.ts_ms[inside])
+            values.append(chunk.values[inside])
+        if not numbers:
+            return _NOTHING
+        number, ts_ms, value = np.concatenate(numbers), np.concatenate(times), np.concatenate(values)
+        name, entity = self._series.name, self._series.entity
+        use = np.flatnonzero((number >= 0) & (entity[number] >= 0))
+        number, ts_ms, value = number[use], ts_ms[use], value[use]
+        if not len(number):
+            return _NOTHING
+        order = np.lexsort((ts_ms, number))  # stable: of one time the sample that came last is last
+        number, ts_ms, value = number[order], ts_ms[order], value[order]
+        keep = np.append((number[1:] != number[:-1]) | (ts_ms[1:] != ts_ms[:-1]), True)
+        number, ts_ms, value = number[keep], ts_ms[keep], value[keep]
+        starts = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
+        series = number[starts]
+        counts = np.diff(np.append(starts, len(number)))
+        return Samples(name[series].astype(np.int64), entity[series].astype(np.int64), counts, ts_ms, value)
+
+
+def _milliseconds(moment: datetime) -> int:
+    """Least whole millisecond that is not before the moment."""
+    return -(-round(moment.timestamp() * 1_000_000) // 1000)

@@ -1,0 +1,212 @@
+"""Series that remote-write brings, each resolved once: its number, and which metric of which GPU, node or link it is.
+
+A series is known by a 64-bit hash of its labels as sent (keyed anew in every process), not by the labels: a million
+label sets would be half a gigabyte. Two of a million series share one with a chance of 3e-8. Nothing is read or stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from features import metrics
+from pipelines.sources.remote_write_wire import (
+    FULL,
+    SHORT,
+    metric_name,
+    parse_labels,
+    parse_series,
+    tails,
+    without_name,
+)
+from pipelines.sources.wide import UP, Index
+
+USELESS = -2
+_UNKNOWN = -1
+_SAME_LABELS = 4096  # label sets without their names that are remembered while new series come
+
+
+class Grown:
+    """An array that grows; `view` are the elements in use."""
+
+    def __init__(self, dtype: type, fill: float = 0) -> None:
+        self._array = np.full(1024, fill, dtype)
+        self._fill = fill
+        self.size = 0
+
+    @property
+    def view(self) -> np.ndarray:
+        return self._array[: self.size]
+
+    def resize(self, size: int) -> None:
+        """At least that long from now on; new elements hold the fill value."""
+        if size > len(self._array):
+            more = np.full(max(size, len(self._array) * 3 // 2) - len(self._array), self._fill, self._array.dtype)
+            self._array = np.concatenate([self._array, more])
+        self.size = max(self.size, size)
+
+
+class Series:
+    """Series by number: metric and entity of each, -1 while they are not known.
+
+    Attributes:
+        index: Resolves labels; holds the entities.
+        name: Name id of each series.
+        entity: Entity id of each series.
+    """
+
+    def __init__(self) -> None:
+        self.index = Index()
+        self.new: list[tuple[int, bytes]] = []
+        self._numbers: dict[int, int] = {}
+        self._name, self._entity = Grown(np.int32, -1), Grown(np.int32, -1)
+        self._same: dict[bytes, dict[str, str]] = {}
+        self._scrape_jobs: set[str] = set()
+        self._nodes: dict[tuple[str, str], str] = {}
+        self._ups: list[tuple[int, dict[str, str]]] = []
+
+    def __len__(self) -> int:
+        return self._name.size
+
+    @property
+    def name(self) -> np.ndarray:
+        return self._name.view
+
+    @property
+    def entity(self) -> np.ndarray:
+        return self._entity.view
+
+    def take(self, entries: list[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        """Samples of series of use.
+
+        Args:
+            entries: Series of one request as bytes.
+
+        Returns:
+            Number of the series, time in ms and value of each sample, in the order sent for each series; and how many
+            entries were of no use. Series met for the first time are added to `new`.
+
+        Raises:
+            WireError: An entry of a metric of use cannot be read. Nothing of the request may be taken then.
+        """
+        get = self._numbers.get
+        sent = len(entries)
+        if entries and len(min(entries, key=len)) < FULL:  # a name and a sample are longer
+            entries = [one for one in entries if len(one) >= FULL]
+        if not entries:
+            return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), sent
+        # Built-ins over a list: a method or NumPy on each entry would cost several times as much.
+        numbers = np.array([get(hash(one[:-FULL]), _UNKNOWN) for one in entries], np.int64)
+        is_form, ts_ms, values = tails(entries, FULL)
+        left = np.flatnonzero((numbers == _UNKNOWN) | ~is_form)
+        if len(left):
+            rest = [entries[i] for i in left.tolist()]
+            is_form, short_ms, zeros = tails(rest, SHORT)
+            found = np.array([get(hash(one[:-SHORT]), _UNKNOWN) for one in rest], np.int64)
+            found[~is_form] = _UNKNOWN
+            numbers[left], ts_ms[left], values[left] = found, short_ms, zeros
+        odd: list[tuple[int, int, int, float]] = []
+        taken = 0
+        for i in np.flatnonzero(numbers == _UNKNOWN).tolist():
+            number, samples = self._general(entries[i])
+            numbers[i] = USELESS
+            if number != USELESS:
+                taken += 1
+                odd += [(i, number, ts, value) for ts, value in samples]
+        useful = numbers >= 0
+        kept = int(useful.sum())
+        if kept < len(entries):
+            numbers, ts_ms, values = numbers[useful], ts_ms[useful], values[useful]
+        if odd:
+            at, number, time, value = (np.array(column) for column in zip(*odd, strict=True))
+            order = np.argsort(np.concatenate([np.flatnonzero(useful), at]), kind="stable")
+            numbers = np.concatenate([numbers, number])[order]
+            ts_ms, values = np.concatenate([ts_ms, time])[order], np.concatenate([values, value])[order]
+        return numbers, ts_ms, values, sent - kept - taken
+
+    def _general(self, entry: bytes) -> tuple[int, list[tuple[int, float]]]:
+        name = metric_name(entry)
+        if name is not None and not _is_wanted(name):
+            return USELESS, []
+        labels, samples = parse_series(entry)
+        return (self.add(labels), samples) if samples else (USELESS, [])
+
+    def add(self, labels: bytes) -> int:
+        """Number of a series by its labels as bytes; `USELESS` when it is of no use.
+
+        Raises:
+            WireError: They cannot be read.
+        """
+        key = hash(labels)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._learn(labels)
+            self._numbers[key] = number
+            if number != USELESS:
+                self.new.append((number, labels))
+        return number
+
+    def _learn(self, labels: bytes) -> int:
+        name = metric_name(labels)
+        if name is not None:
+            if not _is_wanted(name):
+                return USELESS
+            rest = without_name(labels, name)
+            found = self._same.get(rest)
+            if found is None:
+                if len(self._same) >= _SAME_LABELS:
+                    self._same.clear()
+                found = self._same[rest] = parse_labels(rest)
+            by_name = {**found, "__name__": name.decode("utf-8", "replace")}
+        else:
+            by_name = parse_labels(labels)
+            if not _is_wanted(by_name.get("__name__", "").encode()):
+                return USELESS
+        job = by_name.get("job", "")
+        if by_name["__name__"] == UP:
+            number = self._next(-1, -1)
+            self._ups.append((number, by_name))
+            return number
+        ids = self.index.add(None, by_name["__name__"], by_name, group=job)
+        if ids is None:
+            return USELESS
+        entity = self.index.entities[ids[1]]
+        if entity.gpu_uuid:
+            self._scrape_jobs.add(job)
+            target = (job, by_name.get("instance", ""))
+            if self._nodes.setdefault(target, entity.node) != entity.node:
+                self._nodes[target] = ""  # one instance speaks of several nodes
+        return self._next(*ids)
+
+    def _next(self, name: int, entity: int) -> int:
+        number = self._name.size
+        self._name.resize(number + 1)
+        self._entity.resize(number + 1)
+        self._name.view[number], self._entity.view[number] = name, entity
+        return number
+
+    def settle(self) -> None:
+        """Resolve `up` series of scrape jobs that are known by now to bring GPUs, as the Prometheus reader does."""
+        waiting = []
+        for number, labels in self._ups:
+            job = labels.get("job", "")
+            if job not in self._scrape_jobs:
+                waiting.append((number, labels))
+                continue
+            own = metrics.node_name({k: v for k, v in labels.items() if k != "instance"})
+            node = own or self._nodes.get((job, labels.get("instance", "")), "")
+            ids = self.index.add(None, UP, labels, node, job)
+            if ids is not None:
+                self._name.view[number], self._entity.view[number] = ids
+        self._ups = waiting
+
+    def take_new(self) -> Iterator[tuple[int, bytes]]:
+        """Number and labels of each series met since the last call."""
+        new, self.new = self.new, []
+        return iter(new)
+
+
+def _is_wanted(name: bytes) -> bool:
+    text = name.decode("utf-8", "replace")
+    return text == UP or text in metrics.BY_NAME

@@ -1,0 +1,240 @@
+"""HTTP receiver of remote-write: who may send, what is accepted, and how each request is answered.
+
+Runs in a thread and hands bodies to the intake; it decodes nothing. Answers follow what senders do
+with them: 4xx is given up and logged there, 5xx is sent again, 415 lets a sender of version 2 fall back to version 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from granian._granian import SocketHolder
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.log import LogLevels
+from granian.server.embed import Server
+
+from scheduler_hints.server import ServerError, listen
+
+log = logging.getLogger(__name__)
+
+PATH = "/api/v1/write"
+_CONNECTIONS = 512
+_HEAD_TIMEOUT_S = 30.0
+_BODY_TIMEOUT_S = 60.0
+_MAX_HEAD_BYTES = 64 * 1024
+_STOP_S = 5.0
+_RETRY_AFTER_S = 5
+
+Submit = Callable[[str, bytes], Future[tuple[int, str]]]
+
+
+class _RefusedError(Exception):
+    """A request that is not taken: status and text."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status, self.text = status, text
+
+
+class _Budget:
+    """Bytes of bodies that may be held at a time; whoever wants more waits."""
+
+    def __init__(self, size: int) -> None:
+        self._left = self._size = size
+        self._changed = asyncio.Condition()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, size: int) -> Any:
+        size = min(size, self._size)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._left >= size)
+            self._left -= size
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._left += size
+                self._changed.notify_all()
+
+
+class _Application:
+    """The ASGI application."""
+
+    def __init__(self, submit: Submit, token: str, most_bytes: int) -> None:
+        self._submit, self._token, self._most_bytes = submit, token.encode(), most_bytes
+        self._budget = _Budget(2 * most_bytes)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            status, text = await self._answer(scope, receive)
+        except _RefusedError as refused:
+            status, text = refused.status, refused.text
+        except TimeoutError:
+            status, text = 408, f"the body did not arrive within {_BODY_TIMEOUT_S:g} s"
+        body = f"{text}\n".encode() if text else b""
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+        if status == 204:
+            headers = []
+        if status == 503:
+            headers.append((b"retry-after", str(_RETRY_AFTER_S).encode()))
+        if status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Any, receive: Any) -> tuple[int, str]:
+        if scope["path"] != PATH:
+            raise _RefusedError(404, f"only {PATH} is here")
+        if scope["method"] != "POST":
+            raise _RefusedError(405, f"{PATH} takes POST")
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        if self._token:
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
+                raise _RefusedError(401, "a bearer token is needed: authorization.credentials_file of remote_write")
+        _check_kind(headers)
+        length = _length(headers)
+        if length is not None and length > self._most_bytes:
+            raise _RefusedError(413, f"the body is {length} bytes; at most {self._most_bytes} are taken")
+        async with self._budget.hold(self._most_bytes if length is None else length):
+            async with asyncio.timeout(_BODY_TIMEOUT_S):
+                body = await self._body(receive)
+            if length is not None and len(body) != length:
+                raise _RefusedError(400, f"the body ended after {len(body)} of {length} bytes")
+            sender = (scope.get("client") or ("unknown",))[0]
+            return await asyncio.wrap_future(self._submit(sender, body))
+
+    async def _body(self, receive: Any) -> bytes:
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _RefusedError(400, "the connection was cut")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._most_bytes:
+                raise _RefusedError(413, f"the body is over {self._most_bytes} bytes")
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+
+def _check_kind(headers: dict[bytes, bytes]) -> None:
+    kind = headers.get(b"content-type", b"application/x-protobuf").decode("latin-1").lower()
+    media, _, options = kind.partition(";")
+    proto = next((o.split("=", 1)[1].strip() for o in options.split(";") if o.strip().startswith("proto=")), "")
+    version = headers.get(b"x-prometheus-remote-write-version", b"0.1.0").decode("latin-1")
+    if media.strip() != "application/x-protobuf" or proto not in ("", "prometheus.writerequest"):
+        raise _RefusedError(
+            415, f"content type {kind!r}: only application/x-protobuf;proto=prometheus.WriteRequest is read"
+        )
+    if not version.startswith("0.") and not version.startswith("1."):
+        raise _RefusedError(415, f"remote-write version {version!r}: only version 1 (header 0.1.0) is read")
+    encoding = headers.get(b"content-encoding", b"snappy").decode("latin-1").lower()
+    if encoding != "snappy":
+        raise _RefusedError(415, f"content encoding {encoding!r}: only snappy is read")
+
+
+def _length(headers: dict[bytes, bytes]) -> int | None:
+    text = headers.get(b"content-length", b"")
+    return int(text) if text.isdigit() else None
+
+
+class _Embedded(Server):
+    """Granian's embedded server on a socket of ours."""
+
+    def __init__(self, listener: socket.socket, **options: Any) -> None:
+        host, port = listener.getsockname()[:2]
+        super().__init__(address=host, port=port, **options)
+        self._listener = listener
+
+    def _init_shared_socket(self) -> None:
+        # The holder owns the descriptor. Its stub does not declare: descriptor, is it a Unix socket, backlog.
+        self._shd = SocketHolder(self._listener.detach(), False, _CONNECTIONS)  # ty: ignore[too-many-positional-arguments]
+
+
+class Receiver:
+    """Listens in a thread until it is closed.
+
+    Args:
+        host: Address to listen on.
+        port: Port; 0 takes a free one.
+        submit: Takes the sender's address and a body; the answer is (status, text).
+        token: Bearer token that senders must give; empty: none.
+        most_bytes: Largest body, as sent.
+
+    Raises:
+        ServerError: The address cannot be taken.
+    """
+
+    def __init__(self, host: str, port: int, submit: Submit, *, token: str = "", most_bytes: int) -> None:
+        listener = listen(host, port)
+        self.port: int = listener.getsockname()[1]
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._make = lambda: _Application(submit, token, most_bytes)
+        self._thread = threading.Thread(
+            target=self._run, args=(listener,), name=f"remote-write-http-{self.port}", daemon=True
+        )
+        self._thread.start()
+        if not self._ready.wait(10):
+            raise ServerError(f"the receiver on {host}:{port} did not start")
+
+    def is_running(self) -> bool:
+        """It still answers."""
+        return self._thread.is_alive()
+
+    def _run(self, listener: socket.socket) -> None:
+        try:
+            asyncio.run(self._serve(listener))
+        except Exception:
+            log.exception("the remote-write receiver on port %d has ended", self.port)
+        finally:
+            listener.close()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        server = _Embedded(
+            listener,
+            target=self._make(),
+            interface=Interfaces.ASGI,
+            http=HTTPModes.http1,
+            websockets=False,
+            backpressure=_CONNECTIONS,
+            http1_settings=HTTP1Settings(
+                header_read_timeout=int(_HEAD_TIMEOUT_S * 1000), max_buffer_size=_MAX_HEAD_BYTES
+            ),
+            log_level=LogLevels.error,
+        )
+        server.on_startup(self._ready.set)
+        serving = asyncio.create_task(server.serve())
+        waiting = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        server.stop()
+        done, _ = await asyncio.wait({serving}, timeout=_STOP_S)
+        if done:
+            serving.result()
+            return
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # what is cut has nothing more to say
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+    def close(self) -> None:
+        """Finish requests under way, for at most a few seconds, and stop listening."""
+        if self._loop is not None and self._stopping is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
+                self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(_STOP_S + 5)
