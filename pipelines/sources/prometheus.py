@@ -66,6 +66,7 @@ class PrometheusSource:
 
         Raises:
             SourceError: Some part did not come; nothing is returned then.
+            ValueError: A moment has no time zone.
         """
         first, last = _milliseconds(start), _milliseconds(end)
         warnings: list[str] = []
@@ -269,4 +270,6 @@ def _newest(frame: pl.DataFrame, group: pl.Series, key: list[str]) -> pl.DataFra
 
 def _milliseconds(moment: datetime) -> int:
     """Least whole millisecond that is not before the moment."""
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment} has no time zone; pass UTC")
     return -(-round(moment.timestamp() * 1_000_000) // 1000)
