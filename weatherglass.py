@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Generator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ import click
 
 VERSION = "0.1.0"
 TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")  # here too, so that `--help` stays quick
+
+
+IMPORTS = ("sacct", "swf", "exposition", "prometheus-json", "jobs", "telemetry")
 
 
 class _Group(click.Group):
@@ -41,6 +44,39 @@ class _Length(click.ParamType):
             return duration(value)
         except CommandError as error:
             self.fail(str(error), param, ctx)
+
+
+class _Moment(click.ParamType):
+    """A moment as `2026-11-30T12:00:00Z` or seconds since 1970."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            moment = datetime.fromtimestamp(float(value), UTC) if _is_number(value) else datetime.fromisoformat(value)
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{value!r} is no time; write it as 2026-11-30T12:00:00Z or as seconds since 1970", param, ctx)
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdecimal()
+
+
+class _Zone(click.ParamType):
+    """The name of a time zone."""
+
+    name = "zone"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from zoneinfo import ZoneInfo
+
+        try:
+            return ZoneInfo(value).key
+        except (ValueError, OSError, KeyError):
+            self.fail(f"{value!r} is no time zone; write it as Europe/Berlin", param, ctx)
 
 
 def _example(*lines: str) -> str:
@@ -124,6 +160,37 @@ def ingest(cluster: str | None, since: timedelta | None) -> None:
     from pipelines.commands import ingest_once
 
     ingest_once(_settings(), cluster, since)
+
+
+@cli.command(
+    "import",
+    epilog=_example(
+        "weatherglass import sacct jobs.txt --cluster prod",
+        "weatherglass import exposition scrapes/ --cluster prod --out samples.parquet",
+    ),
+)
+@click.argument("kind", type=click.Choice(IMPORTS), metavar="KIND")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--cluster", required=True, help="Name of the cluster that the rows are of.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write this Parquet file instead of the store; wants no settings.",
+)
+@click.option("--at", type=_Moment(), metavar="TIME", help="Time of scrapes whose names and lines tell none.")
+@click.option("--tz", "zone", type=_Zone(), default="UTC", show_default=True, help="Of times written without a zone.")
+@click.option("--node", default="", help="Node of exporter pages whose labels do not name it.")
+def import_command(
+    kind: str, path: Path, cluster: str, out: Path | None, at: datetime | None, zone: str, node: str
+) -> None:
+    """Import files and say what they are worth.
+
+    KIND is one of sacct, swf, exposition, prometheus-json, jobs, telemetry. PATH is a file; of exposition and
+    prometheus-json it may be a folder of them. Exit code 1 when nothing could be used.
+    """
+    from pipelines.imports.command import import_from
+
+    raise SystemExit(0 if import_from(kind, path, cluster, out, _settings, at=at, zone=zone, node=node) else 1)
 
 
 @cli.command("demo-history", hidden=True, epilog=_example("weatherglass demo-history"))

@@ -53,17 +53,66 @@ def _derive(
     if begin is None:
         return report
     begin = floor_time(begin, step)
-    for first, last in split(begin, end, piece):
+    while begin < end:
+        first, last = next(split(begin, end, piece))
 
         def work(writer: Writer, first: datetime = first, last: datetime = last) -> int:
-            frame = writer.query(_sql(origin), [step, cluster, first, last])
-            rows = writer.replace_window(table, cluster, first, last, frame.rename({"bucket": "ts"}))
+            rows = _make(writer, cluster, origin, table, step, first, last)
             writer.set_mark(cluster, table, last)
             return rows
 
-        report.rows += store.transact(work, purpose=f"making {table}")
-        report.until = last
+        made = store.transact(work, purpose=f"making {table}")
+        report.rows += made
+        report.until = begin = last
+        if not made and last < end:  # imported history may lie years before the present
+            following = _next_sample(store, cluster, origin, last, end)
+            begin = end if following is None else floor_time(following, step)
+            store.transact(lambda w, until=begin: w.set_mark(cluster, table, until), purpose=f"making {table}")
+            report.until = begin
     return report
+
+
+def remake(store: Store, cluster: str, first: datetime, last: datetime) -> int:
+    """Make minutes and hours anew where samples were imported, whatever the marks say.
+
+    Args:
+        store: The store.
+        cluster: Name of the cluster.
+        first: Time of the first sample.
+        last: Time of the last sample.
+
+    Returns:
+        Rows made.
+    """
+    rows = 0
+    for origin, table, step, piece in (
+        ("core_gpu_samples", "core_gpu_minutes", MINUTE, _PIECE),
+        ("core_gpu_minutes", "core_gpu_hours", HOUR, HOUR),
+    ):
+        at, end = floor_time(first, step), floor_time(last, step) + step
+        while (following := _next_sample(store, cluster, origin, at, end)) is not None:
+            begin = floor_time(following, step)
+            until = min(floor_time(begin, piece) + piece, end)
+            rows += store.transact(
+                lambda w, args=(origin, table, step, begin, until): _make(w, cluster, *args),
+                purpose=f"making {table}",
+            )
+            at = until
+    return rows
+
+
+def _make(
+    writer: Writer, cluster: str, origin: str, table: str, step: timedelta, first: datetime, last: datetime
+) -> int:
+    frame = writer.query(_sql(origin), [step, cluster, first, last])
+    return writer.replace_window(table, cluster, first, last, frame.rename({"bucket": "ts"}))
+
+
+def _next_sample(store: Store, cluster: str, table: str, begin: datetime, end: datetime) -> datetime | None:
+    found = store.query(
+        f'SELECT min(ts) AS ts FROM {table} WHERE "cluster" = ? AND ts >= ? AND ts < ?', [cluster, begin, end]
+    )
+    return found["ts"][0]
 
 
 def _sql(origin: str) -> str:

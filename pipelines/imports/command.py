@@ -1,0 +1,80 @@
+"""The command `weatherglass import`: opens the target, shows the progress, prints the report. No logic of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Generator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipelines.imports.report import Report
+
+_SHOW_FROM_BYTES = 20 << 20
+
+
+def import_from(
+    kind: str,
+    path: Path,
+    cluster: str,
+    out: Path | None,
+    settings: Callable[[], Any],
+    *,
+    at: datetime | None = None,
+    zone: str = "UTC",
+    node: str = "",
+) -> bool:
+    """Import files and print the report.
+
+    Args:
+        kind: One of `imports.KINDS`.
+        path: A file or a folder.
+        cluster: Name that all rows get; one of the settings when they go to the store.
+        out: A Parquet file to write; None: the store.
+        settings: Gives the settings; asked only when the store is wanted.
+        at: Time of scrapes that tell none.
+        zone: Time zone of times that are written without one.
+        node: Node of exporter pages whose labels do not name it.
+
+    Returns:
+        Whether something was kept.
+
+    Raises:
+        ImportingError: The files cannot be read at all.
+        SettingsError: The settings are wrong or do not know the cluster.
+        StoreError: The store cannot be opened or written.
+    """
+    from pipelines.compose import open_store
+    from pipelines.importing import files_of, import_files
+    from pipelines.imports.targets import ParquetTarget, StoreTarget
+
+    files = files_of(kind, path)
+    with contextlib.ExitStack() as stack:
+        if out is not None:
+            target: Any = ParquetTarget(out)
+            scratch = out.parent
+        else:
+            told = settings()
+            told.cluster(cluster)
+            target = StoreTarget(stack.enter_context(open_store(told)), cluster, path.name)
+            scratch = told.state
+        stack.callback(target.close)
+        progress = stack.enter_context(_progress(sum(file.stat().st_size for file in files), path.name))
+        report: Report = import_files(
+            kind, path, cluster, target, scratch, at=at, zone=zone, node=node, progress=progress
+        )
+    click.echo(report.text())
+    return report.rows > 0
+
+
+@contextlib.contextmanager
+def _progress(size: int, label: str) -> Generator[Callable[[int], None]]:
+    """A bar on a terminal, for what takes long."""
+    if size < _SHOW_FROM_BYTES or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with click.progressbar(length=size, label=label, file=sys.stderr) as bar:
+        yield bar.update

@@ -1,0 +1,197 @@
+"""Jobs of `sacct -P` text, in batches of whole records. What a field means stands in `pipelines/sources/sacct.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import polars as pl
+
+from pipelines.imports import ImportingError, Piece, Task
+from pipelines.imports.lines import Line, batches
+from pipelines.imports.report import Report
+from pipelines.sources.sacct import DELIMITERS, SacctError, parse_sacct
+
+_TIMES = ("submit_time", "eligible_time", "start_time", "end_time", "planned_start_time")
+_FREE_TEXT_LAST = ("jobname", "name", "comment", "submitline", "workdir")
+_UNSET = {"", "unknown", "none", "n/a", "(null)", "none assigned", "invalid", "(none)", "unlimited", "partition_limit"}
+# Registry column → fields that tell it; a value in one of them and none in the column is a value that was not read.
+_TOLD = {
+    "eligible_time": ("eligible",), "start_time": ("start",), "end_time": ("end",), "nodes": ("nnodes",),
+    "cpus": ("reqcpus",), "memory_mib": ("reqmem",), "time_limit_s": ("timelimit",), "node_list": ("nodelist",),
+}  # fmt: skip
+_WITHOUT_TIMES = {
+    "start_time": ("PENDING", "CANCELLED", "UNKNOWN"), "end_time": ("PENDING", "RUNNING", "SUSPENDED"),
+}  # fmt: skip
+_NO_SUBMIT = "no submission time that can be read, or no job id"
+_AHEAD = "submitted more than a day ahead of now"
+_MOST_SEARCHED = 64
+_EPOCH = re.compile(r"\d{1,12}")
+
+
+def read_sacct(task: Task) -> Iterator[Piece]:
+    """Jobs of each file; steps are passed over.
+
+    Yields:
+        `raw_jobs`.
+
+    Raises:
+        ImportingError: The first line is no header of sacct.
+    """
+    for path in task.files:
+        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        header: _Header | None = None
+        rest: list[Line] = []
+        for batch in batches(path, task.report, task.progress):
+            if header is None:
+                header = _Header(path, batch[0].text)
+                batch = batch[1:]
+            lines = [*rest, *batch]
+            cut = header.last_record(lines)
+            rest = lines[cut:]
+            if lines[:cut]:
+                yield _piece(lines[:cut], header, task, written)
+        if header is None:
+            raise ImportingError(f"{path}: it holds no line that can be read")
+        if rest:
+            yield _piece(rest, header, task, written)
+
+
+class _Header:
+    """The first line: its delimiter and the places of fields."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.text = text.lstrip("\ufeff")
+        try:
+            parse_sacct(self.text + "\n", "", datetime(2000, 1, 1, tzinfo=UTC))
+        except SacctError as error:
+            raise ImportingError(f"{path}: line 1: {error}") from None
+        self.delimiter = max(DELIMITERS, key=self.text.count)
+        self.ended = self.text.endswith(self.delimiter)
+        names = self.text.removesuffix(self.delimiter).split(self.delimiter)
+        self.names = [name.strip().lower().split("%")[0] for name in names]
+        self.at = {name: i for i, name in enumerate(self.names)}
+        self.cuts = self.text.count(self.delimiter)
+
+    def is_record(self, text: str) -> bool:
+        """A whole record stands on the line, or the beginning of one whose name holds a newline."""
+        count = text.count(self.delimiter)
+        return count >= self.cuts or (self.ended and count == self.cuts - 1)
+
+    def is_continued(self, text: str) -> bool:
+        """Perhaps the rest of a name with a newline: no delimiter, or only the one that ends the record."""
+        if self.names[-1] not in _FREE_TEXT_LAST:
+            return False
+        return text.count(self.delimiter) == 0 or (self.ended and text.rstrip().endswith(self.delimiter))
+
+    def last_record(self, lines: list[Line]) -> int:
+        """Where the last record begins: what follows it may stand in the next batch."""
+        for i in range(len(lines) - 1, -1, -1):
+            if self.is_record(lines[i].text):
+                return i
+        return len(lines)
+
+
+def _piece(lines: list[Line], header: _Header, task: Task, written: datetime) -> Piece:
+    report = task.report
+    good: list[Line] = []
+    records: list[Line] = []
+    for line in lines:
+        if header.is_record(line.text):
+            good.append(line)
+            records.append(line)
+        elif good and header.is_continued(line.text):
+            good.append(line)
+        else:
+            report.read += 1
+            found = line.text.count(header.delimiter) + (0 if header.ended else 1)
+            reason = f"fewer fields than the header's {len(header.names)}"
+            report.drop(reason, place=line.number, example=f"{found}: {line.text}")
+    report.read += len(records)
+    jobs, _ = _parse(good, header, task, written)
+    ids = [_job_ids(line.text, header) for line in records]
+    steps = sum("." in known[0] for known in ids)
+    if steps:
+        report.skip("steps of jobs", steps)
+    missing = len(ids) - steps - len(jobs)
+    if missing > 0:
+        missing -= _lost(list(zip(records, ids, strict=True)), jobs, header, task, written)
+    if missing > 0:
+        report.skip("records that a later record of the same job replaces", missing)
+    _count_nulls(records, ids, jobs, header, report)
+    return {"raw_jobs": _in_zone(jobs, records, header, task.zone)}
+
+
+def _parse(lines: list[Line], header: _Header, task: Task, written: datetime) -> tuple[pl.DataFrame, list[str]]:
+    text = "\n".join([header.text, *(line.text for line in lines)]) + "\n"
+    return parse_sacct(text, task.cluster, written, header.delimiter, now=task.now)
+
+
+def _lost(
+    records: list[tuple[Line, tuple[str, str]]], jobs: pl.DataFrame, header: _Header, task: Task, written: datetime
+) -> int:
+    """Count the records that give no job: those that give none when they are parsed alone."""
+    known = set(jobs["job_id"])
+    candidates = [line for line, ids in records if "." not in ids[0] and not known.intersection(ids)]
+    lost = 0
+    for i, line in enumerate(candidates):
+        if i < _MOST_SEARCHED:
+            job, warnings = _parse([line], header, task, written)
+            if not job.is_empty():
+                continue
+            is_ahead = any("ahead" in text for text in warnings)
+            reason = _AHEAD if is_ahead else _NO_SUBMIT
+        elif lost < _MOST_SEARCHED:
+            break  # they were not lost, they have other ids
+        else:
+            reason = _NO_SUBMIT
+        lost += 1
+        task.report.drop(reason, place=line.number, example=line.text)
+    return lost
+
+
+def _count_nulls(
+    records: list[Line], ids: list[tuple[str, str]], jobs: pl.DataFrame, header: _Header, report: Report
+) -> None:
+    """Count values that were told and not read."""
+    columns = [(name, jobs[name].is_null()) for name in _TOLD if jobs[name].null_count()]
+    lacking = {
+        name: dict(jobs.filter(nulls).select("job_id", "state").iter_rows()) for name, nulls in columns
+    }  # job id → state
+    if not any(lacking.values()):
+        return
+    for line, known in zip(records, ids, strict=True):
+        for column, states in lacking.items():
+            state = next((states[one] for one in known if one in states), None)
+            if state is None or (column in ("start_time", "end_time") and state in _WITHOUT_TIMES[column]):
+                continue
+            told = next((text for name in _TOLD[column] if (text := _field(line.text, header, name))), "")
+            if told.lower() not in _UNSET and told.strip("0"):
+                report.null(column, "cannot be read or cannot be true", 1, line.number, told)
+
+
+def _in_zone(jobs: pl.DataFrame, records: list[Line], header: _Header, zone: ZoneInfo) -> pl.DataFrame:
+    """Jobs whose times were written in a time zone; seconds since the epoch have none."""
+    if zone.key == "UTC" or not records or _EPOCH.fullmatch(_field(records[0].text, header, "submit")):
+        return jobs
+    return jobs.with_columns(
+        pl.col(name)
+        .dt.replace_time_zone(zone.key, ambiguous="earliest", non_existent="null")
+        .dt.convert_time_zone("UTC")
+        for name in _TIMES
+    ).filter(pl.col("submit_time").is_not_null())
+
+
+def _field(text: str, header: _Header, name: str) -> str:
+    at = header.at.get(name)
+    fields = text.split(header.delimiter) if at is not None else []
+    return fields[at].strip() if at is not None and at < len(fields) else ""
+
+
+def _job_ids(text: str, header: _Header) -> tuple[str, str]:
+    """The raw id and the other one; the other's where one is not told."""
+    raw, other = _field(text, header, "jobidraw"), _field(text, header, "jobid")
+    return (other if raw.lower() in _UNSET else raw), (raw if other.lower() in _UNSET else other)

@@ -1,0 +1,252 @@
+"""Tables in Parquet or CSV, in batches of rows: columns become those of the registry, value by value.
+
+What cannot be cast becomes null and is counted; a row of a CSV that has another number of fields is dropped. Which
+columns a kind wants stands in `jobs.py`, `telemetry.py` and `sensors.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import polars as pl
+
+from features.vocabulary import TIME
+from pipelines.imports import ImportingError, Task
+from pipelines.imports.lines import Line, batches
+from pipelines.imports.report import Report
+
+ROW = "_row"
+_ROWS = 100_000
+_DELIMITERS = (",", ";", "\t", "|")
+# Whole numbers are times in seconds, milliseconds, microseconds or nanoseconds since 1970, by their size.
+_UNITS_US = ((10**11, 1_000_000), (10**14, 1_000), (10**17, 1))
+_YES, _NO = ("true", "t", "yes", "1", "1.0"), ("false", "f", "no", "0", "0.0")
+_LARGEST = 2.0**63
+
+
+def read_rows(path: Path, task: Task) -> Iterator[pl.DataFrame]:
+    """Rows of a Parquet or CSV file (plain or gzip), with lower-case column names, and ROW: the number of row or line.
+
+    Raises:
+        ImportingError: It is no table, or has a column twice.
+    """
+    with path.open("rb") as file:
+        is_parquet = file.read(4) == b"PAR1"
+    yield from (_parquet(path, task) if is_parquet else _csv(path, task))
+
+
+def _parquet(path: Path, task: Task) -> Iterator[pl.DataFrame]:
+    task.report.what = "rows"
+    size = path.stat().st_size
+    try:
+        scan = pl.scan_parquet(path)
+        total = scan.select(pl.len()).collect().item()
+        _names(path, scan.collect_schema().names())
+        for at in range(0, max(total, 1), _ROWS):
+            frame = scan.slice(at, _ROWS).collect()
+            frame.columns = _names(path, frame.columns)
+            task.report.read += len(frame)
+            task.progress(size * len(frame) // max(total, 1))
+            yield frame.with_columns(pl.int_range(at + 1, at + 1 + len(frame), dtype=pl.Int64).alias(ROW))
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ImportingError(f"{path}: no Parquet file that can be read: {error}") from None
+
+
+def _csv(path: Path, task: Task) -> Iterator[pl.DataFrame]:
+    names: list[str] = []
+    delimiter = ","
+    rest: list[Line] = []
+    for batch in batches(path, task.report, task.progress):
+        lines = [*rest, *batch]
+        if not names:
+            header = lines[0].text.lstrip("\ufeff")
+            delimiter = max(_DELIMITERS, key=header.count)
+            names = _names(path, next(csv.reader([header], delimiter=delimiter), []))
+            lines = lines[1:]
+        records, rest = _records(lines, len(names), delimiter, task.report, is_last=False)
+        yield _text_frame(records, names)
+    if not names:
+        raise ImportingError(f"{path}: it is empty")
+    yield _text_frame(_records(rest, len(names), delimiter, task.report, is_last=True)[0], names)
+
+
+def _text_frame(records: list[tuple[int, list[str]]], names: list[str]) -> pl.DataFrame:
+    frame = pl.DataFrame([fields for _, fields in records], schema=dict.fromkeys(names, pl.String), orient="row")
+    return frame.with_columns(pl.Series(ROW, [number for number, _ in records], dtype=pl.Int64))
+
+
+def _records(
+    lines: list[Line], width: int, delimiter: str, report: Report, *, is_last: bool
+) -> tuple[list[tuple[int, list[str]]], list[Line]]:
+    """Records with their line numbers, and the lines of the last one, which may go on in the next batch.
+
+    A quote that is never closed makes one line bad, not all that it would swallow.
+    """
+    records: list[tuple[int, list[str]]] = []
+    start = 0
+    while start < len(lines):
+        reader = csv.reader((lines[k].text + "\n" for k in range(start, len(lines))), delimiter=delimiter)
+        begin, fault = start, ""
+        end = start
+        try:
+            for fields in reader:
+                begin, end = end, start + reader.line_num
+                if not is_last and end >= len(lines):
+                    return records, lines[begin:]
+                if len(fields) != width:
+                    fault = f"not the {width} fields of the header"
+                    break
+                report.read += 1
+                records.append((lines[begin].number, fields))
+            else:
+                break
+        except csv.Error as error:
+            begin, fault = end, f"no fields: {error}"
+        report.read += 1
+        report.drop(fault, 1, lines[begin].number, lines[begin].text)
+        start = begin + 1
+    return records, []
+
+
+def _names(path: Path, names: Sequence[str]) -> list[str]:
+    lower = [name.strip().lower() for name in names]
+    twice = sorted({name for name in lower if lower.count(name) > 1})
+    if twice or ROW in lower:
+        raise ImportingError(f"{path}: more than one column is named {', '.join(twice) or ROW}")
+    return lower
+
+
+def typed(frame: pl.DataFrame, types: Mapping[str, pl.DataType | type[pl.DataType]], task: Task) -> pl.DataFrame:
+    """The columns of `types` that the frame has, cast value by value, and ROW.
+
+    Args:
+        frame: As given by `read_rows`.
+        types: Registry columns and their dtypes.
+        task: Values that cannot be cast are counted in its report; its zone is that of times without one.
+    """
+    columns = []
+    for name, dtype in types.items():
+        if name not in frame.columns:
+            continue
+        before = _blank_is_null(frame[name])
+        after = _cast(before, dtype, task.zone).alias(name)
+        _count_lost(name, before, after, frame[ROW], task.report)
+        columns.append(after)
+    return pl.DataFrame([frame[ROW], *columns])
+
+
+def _blank_is_null(values: pl.Series) -> pl.Series:
+    if values.dtype != pl.String:
+        return values
+    text = values.str.strip_chars()
+    return text.set(text.str.to_lowercase().is_in(["", "null", "none", "na", "n/a", "nan"]).fill_null(False), None)
+
+
+def _count_lost(name: str, before: pl.Series, after: pl.Series, rows: pl.Series, report: Report) -> None:
+    lost = (after.is_null() & before.is_not_null()).arg_true()
+    for i in lost[:5]:
+        report.null(name, "cannot be read", 0, rows[i], str(before[i]))
+    if len(lost):
+        report.null(name, "cannot be read", len(lost))
+
+
+def _cast(values: pl.Series, dtype: pl.DataType | type[pl.DataType], zone: ZoneInfo) -> pl.Series:
+    if dtype == TIME:
+        return moments(values, zone)
+    if dtype == pl.String:
+        return _text(values)
+    if dtype == pl.Boolean:
+        return _flag(values)
+    if values.dtype in (pl.Boolean, pl.String) or values.dtype.is_numeric():
+        number = values.cast(pl.Float64, strict=False)
+        if dtype.is_integer():
+            if values.dtype.is_integer():
+                return values.cast(dtype, strict=False)
+            whole = number.is_finite() & (number == number.round()) & (number.abs() < _LARGEST)
+            return number.set(~whole.fill_null(True), None).cast(pl.Int64, strict=False).cast(dtype, strict=False)
+        return number.cast(dtype, strict=False)
+    return pl.Series([None] * len(values), dtype=dtype)
+
+
+def _text(values: pl.Series) -> pl.Series:
+    if values.dtype.is_float():
+        whole = values.is_finite() & (values == values.round()) & (values.abs() < 2.0**53)
+        if whole.fill_null(True).all():
+            values = values.cast(pl.Int64, strict=False)  # ids that went through a float column
+    try:
+        return values.cast(pl.String, strict=False)
+    except pl.exceptions.PolarsError:  # lists and the like
+        return pl.Series([None] * len(values), dtype=pl.String)
+
+
+def _flag(values: pl.Series) -> pl.Series:
+    if values.dtype == pl.Boolean:
+        return values
+    text = values.cast(pl.String, strict=False).str.to_lowercase()
+    known = {**dict.fromkeys(_YES, True), **dict.fromkeys(_NO, False)}
+    return text.replace_strict(list(known), list(known.values()), default=None, return_dtype=pl.Boolean)
+
+
+def moments(values: pl.Series, zone: ZoneInfo) -> pl.Series:
+    """Times in UTC: of any unit and zone, as ISO 8601 text, or as numbers since 1970.
+
+    Args:
+        values: Times, texts or numbers.
+        zone: Of times that are written without one.
+    """
+    if isinstance(values.dtype, pl.Datetime):
+        if values.dtype.time_zone is None:
+            return _in_utc(values.cast(pl.Datetime("us"), strict=False), zone)
+        return values.cast(pl.Datetime("us", values.dtype.time_zone), strict=False).dt.convert_time_zone("UTC")
+    if values.dtype == pl.Date:
+        return _in_utc(values.cast(pl.Datetime("us"), strict=False), zone)
+    if values.dtype == pl.String:
+        number = values.cast(pl.Float64, strict=False)
+        text = values.str.replace(" ", "T").str.replace("Z$", "+00:00")
+        with_zone = text.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", time_unit="us", time_zone="UTC", strict=False)
+        naive = text.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f", time_unit="us", strict=False)
+        frame = pl.DataFrame([_from_epoch(number).alias("a"), with_zone.alias("b"), _in_utc(naive, zone).alias("c")])
+        return frame.select(pl.coalesce("a", "b", "c")).to_series()
+    if values.dtype.is_integer():
+        return _from_epoch(values.cast(pl.Int64, strict=False))
+    if values.dtype.is_numeric():
+        return _from_epoch(values.cast(pl.Float64, strict=False))
+    return pl.Series([None] * len(values), dtype=TIME)
+
+
+def _in_utc(naive: pl.Series, zone: ZoneInfo) -> pl.Series:
+    return naive.dt.replace_time_zone(zone.key, ambiguous="earliest", non_existent="null").dt.convert_time_zone("UTC")
+
+
+def _from_epoch(number: pl.Series) -> pl.Series:
+    value = pl.col("n")
+    us = pl.when(value.abs() < 9 * 10**18).then(value // 1000)  # nanoseconds; what is larger is no time
+    for below, factor in reversed(_UNITS_US):
+        us = pl.when(value.abs() < below).then(value * factor).otherwise(us)
+    frame = pl.DataFrame([number.alias("n")])
+    return frame.select(us.cast(pl.Int64, strict=False).cast(TIME)).to_series()
+
+
+def unknown_columns(frame: pl.DataFrame, known: Sequence[str], report: Report) -> None:
+    """Note the columns that are passed over."""
+    extra = [name for name in frame.columns if name not in known and name != ROW]
+    if extra:
+        shown = ", ".join(extra[:10]) + (f" and {len(extra) - 10} more" if len(extra) > 10 else "")
+        report.note(f"columns that are not of the registry were passed over: {shown}")
+
+
+def without(
+    frame: pl.DataFrame, test: pl.Expr, reason: str, report: Report, show: Callable[[dict], object]
+) -> pl.DataFrame:
+    """The frame without the rows that meet a test, which are counted as dropped."""
+    bad = frame.select(test.fill_null(False)).to_series()
+    if not bad.any():
+        return frame
+    wrong = frame.filter(bad)
+    for row in wrong.head(5).iter_rows(named=True):
+        report.drop(reason, 0, row[ROW], show(row))
+    report.drop(reason, len(wrong))
+    return frame.filter(~bad)
