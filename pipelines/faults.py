@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 import polars as pl
 
 from features.vocabulary import schema
+from features.xid_events import xid_events_of
+from features.xids import FATAL_FAULTS
 from pipelines.derive import Derived
 from pipelines.settings import IngestSettings
 from pipelines.spans import derived_from, settled_until, split
@@ -18,15 +20,6 @@ from pipelines.store import Store, Writer
 
 TABLE = "core_faults"
 MINUTES = "core_gpu_minutes"
-# Codes after which a GPU needs a reset, a reboot or a replacement (NVIDIA's catalogue); those of applications
-# (13, 31, 43, 45, …), of contained errors (94) and of recorded remaps (63) are no hardware faults.
-FATAL_XIDS = {
-    46: "gpu_timeout", 48: "gpu_double_bit_ecc", 62: "gpu_firmware_halt", 64: "gpu_row_remap_failed", 74: "nvlink",
-    79: "gpu_fallen_off_bus", 95: "gpu_uncontained_memory", 109: "gpu_context_timeout", 110: "gpu_security",
-    119: "gpu_firmware_timeout", 120: "gpu_firmware_error", 136: "nvlink", 140: "gpu_unrecovered_ecc",
-    143: "gpu_initialisation", 155: "nvlink", 156: "gpu_resource_retired", 158: "gpu_fatal_timeout",
-    **dict.fromkeys(range(144, 151), "nvlink"),
-}  # fmt: skip
 _SAME_FAULT = timedelta(minutes=30)
 _SILENT_MINUTES = 5  # a shorter silence is a restart of an exporter, or a scrape that was missed
 _CONTEXT = timedelta(minutes=30)
@@ -67,13 +60,6 @@ def derive_faults(store: Store, cluster: str, settings: IngestSettings) -> Deriv
 
 def read_signs(writer: Writer, cluster: str, begin: datetime, end: datetime) -> pl.DataFrame:
     """Signs of faults in [begin, end): columns of `core_faults` and `rank`, the most telling lowest."""
-    xids = writer.query(
-        "SELECT node, gpu_uuid, xid_last AS xid, ts AS start_time FROM ("
-        "SELECT node, gpu_uuid, ts, xid_last, lag(xid_last) OVER (PARTITION BY gpu_uuid ORDER BY ts) AS before "
-        'FROM core_gpu_samples WHERE "cluster" = ? AND ts >= ? AND ts < ? AND xid_last IS NOT NULL) '
-        "WHERE xid_last <> before AND xid_last = ANY(?)",
-        [cluster, begin, end, list(FATAL_XIDS)],
-    )
     downs = writer.query(
         "SELECT node, ts AS start_time FROM (SELECT node, ts, is_up, lag(is_up) OVER (PARTITION BY node ORDER BY ts) "
         'AS before FROM core_node_samples WHERE "cluster" = ? AND ts >= ? AND ts < ? AND is_up IS NOT NULL) '
@@ -86,9 +72,7 @@ def read_signs(writer: Writer, cluster: str, begin: datetime, end: datetime) -> 
         [cluster, begin, end],
     ).rename({"node_list": "node"})  # of a job on several nodes the record does not say which one failed
     parts = [
-        xids.with_columns(
-            pl.col("xid").replace_strict(FATAL_XIDS, return_dtype=pl.String).alias("kind"), rank=pl.lit(0)
-        ),
+        read_xids(writer, cluster, begin, end),
         downs.with_columns(kind=pl.lit("node_down"), rank=pl.lit(_RANK["node_down"])),
         read_silences(writer, cluster, begin, end),
         lost.with_columns(kind=pl.lit("job_node_fail"), rank=pl.lit(_RANK["job_node_fail"])),
@@ -103,6 +87,43 @@ def read_signs(writer: Writer, cluster: str, begin: datetime, end: datetime) -> 
         "start_time",
         pl.lit(None, dtype=pl.Datetime("us", "UTC")).alias("end_time"),
         pl.col("rank").cast(pl.Int32),
+    )
+
+
+def read_xids(writer: Writer, cluster: str, begin: datetime, end: datetime) -> pl.DataFrame:
+    """Fatal XID events in [begin, end): `node`, `gpu_uuid`, `xid`, `start_time`, `kind`, `rank`.
+
+    Changes of the last code, and its repeats where the count of the exporter's window rose meanwhile.
+    """
+    changes = writer.query(
+        "SELECT node, gpu_uuid, ts, xid_last FROM ("
+        "SELECT node, gpu_uuid, ts, xid_last, lag(xid_last) OVER (PARTITION BY node, gpu_uuid ORDER BY ts) AS before "
+        'FROM core_gpu_samples WHERE "cluster" = ? AND ts >= ? AND ts < ? AND xid_last IS NOT NULL) '
+        "WHERE xid_last IS DISTINCT FROM before",
+        [cluster, begin, end],
+    )
+    counts = writer.query(
+        "SELECT node, gpu_uuid, ts, xid_events FROM ("
+        "SELECT node, gpu_uuid, ts, xid_events, lag(xid_events) OVER (PARTITION BY node, gpu_uuid ORDER BY ts) AS "
+        'before FROM core_gpu_health WHERE "cluster" = ? AND ts >= ? AND ts < ? AND xid_events IS NOT NULL) '
+        "WHERE xid_events IS DISTINCT FROM before",
+        [cluster, begin, end],
+    ).with_columns(pl.col("ts") + timedelta(minutes=1))  # a minute's last value, kept at its beginning
+    rows = pl.concat([changes, counts], how="diagonal_relaxed").sort("node", "gpu_uuid", "ts")
+    rows = rows.with_columns(
+        pl.col("xid_last").forward_fill().over("node", "gpu_uuid"), pl.lit(cluster).alias("cluster")
+    )
+    return (
+        xid_events_of(rows)
+        .filter(pl.col("xid").is_in(list(FATAL_FAULTS)) & ~pl.col("is_consequence"))
+        .select(
+            "node",
+            "gpu_uuid",
+            "xid",
+            pl.col("ts").alias("start_time"),
+            pl.col("xid").replace_strict(FATAL_FAULTS, return_dtype=pl.String).alias("kind"),
+            pl.lit(_RANK["xid"]).alias("rank"),
+        )
     )
 
 
@@ -175,7 +196,7 @@ def read_wellness(writer: Writer, cluster: str, faults: pl.DataFrame, begin: dat
         'fitted AS (SELECT node, max(gpus) AS fitted FROM core_nodes WHERE "cluster" = ? GROUP BY node) '
         "SELECT minutes.node, ts FROM minutes LEFT JOIN fitted USING (node) "
         "WHERE NOT coalesce(is_ill, false) AND minutes.gpus >= coalesce(fitted, 1) ORDER BY ts",
-        [list(FATAL_XIDS), cluster, begin, end, faults["node"].unique().to_list(), cluster],
+        [list(FATAL_FAULTS), cluster, begin, end, faults["node"].unique().to_list(), cluster],
     )
 
 
