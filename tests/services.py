@@ -333,6 +333,7 @@ class Prometheus:
         scrapes: Entries made by `scrape_config`.
         history: OpenMetrics text with timestamps in seconds, loaded before the start; `# EOF` is added if missing.
         rule_files: Paths of rule files.
+        remote_write: Entries of `remote_write`, as Prometheus spells them.
         flags: Further command line flags.
     """
 
@@ -343,6 +344,7 @@ class Prometheus:
         *,
         history: str | bytes | Path | None = None,
         rule_files: Sequence[str | Path] = (),
+        remote_write: Sequence[Mapping[str, Any]] = (),
         flags: Sequence[str] = (),
     ) -> None:
         programs = require("prometheus", "promtool")
@@ -356,6 +358,7 @@ class Prometheus:
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "scrape_configs": [dict(entry) for entry in scrapes],
             "rule_files": [str(path) for path in rule_files],
+            "remote_write": [dict(entry) for entry in remote_write],
         }
         self.config = folder / "prometheus.yml"
         self.config.write_text(json.dumps(config, indent=1))  # JSON is YAML
