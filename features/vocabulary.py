@@ -209,6 +209,7 @@ _COLUMNS: tuple[Column, ...] = (
     _c("exit_code", STR, "Exit code and signal, as 0:9"),
     _c("restarts", I32, "How often the job had been requeued before this attempt", "", 0, 1_000_000),
     _c("array_job_id", STR, "Id of the array or heterogeneous job that the job is a part of"),
+    _c("array_tasks", I32, "Tasks that a pending row of an array stands for; null for one job", "", 0, 10_000_000),
     _c("preempted_by", STR, "Job that took its place; null where nothing tells it"),
     _c("priority", F64, "Priority of a pending job, the scheduler's own scale"),
     _c("is_shared", BOOL, "Several jobs share the GPU on purpose"),
@@ -288,7 +289,7 @@ JOB_COLUMNS = (
     "planned_start_time", "observed_at",
 )  # fmt: skip
 # What only some schedulers tell of a job; frames of jobs may lack these.
-JOB_EXTRAS = ("exit_code", "restarts", "array_job_id", "preempted_by")
+JOB_EXTRAS = ("exit_code", "restarts", "array_job_id", "array_tasks", "preempted_by")
 # Counters and states of a GPU that change seldom: kept once a minute, apart from the samples.
 GPU_HEALTH = (
     "energy_total_j", "mem_copy_util_ratio", "encoder_util_ratio", "decoder_util_ratio", "sm_occupancy_ratio",

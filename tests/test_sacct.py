@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from features.vocabulary import JOB_COLUMNS, conform
+from features.vocabulary import TIME, conform, schema
 from pipelines.settings import Cluster
 from pipelines.sources import SourceError, build_jobs
 from pipelines.sources.hostlist import HostlistError, expand_hostlist
-from pipelines.sources.sacct import SacctError, parse_sacct
+from pipelines.sources.sacct import SacctError, parse_sacct, settle_attempts
 from pipelines.sources.sacct_file import SacctFile
 from pipelines.sources.slurm_text import parse_jobcomp, parse_nodes, parse_topology
 from pipelines.sources.trace import JobsTrace
@@ -45,8 +45,7 @@ def one(**fields: str) -> dict[str, object]:
 
 def test_shape_and_key() -> None:
     frame = parse({})
-    assert frame.columns == list(JOB_COLUMNS)
-    assert conform(frame, "raw_jobs").select(frame.columns).equals(frame)
+    assert conform(frame, "raw_jobs").equals(frame)
     row = frame.row(0, named=True)
     assert (row["cluster"], row["job_id"], row["observed_at"]) == ("a", "7", AT)
 
@@ -163,13 +162,34 @@ def test_steps_are_left_out_and_arrays_and_het_jobs_go_by_raw_id() -> None:
     }  # fmt: skip
 
 
-def test_requeued_jobs_keep_a_row_for_each_submission_and_the_newest_attempt_of_one() -> None:
+def test_requeued_jobs_keep_a_row_for_each_attempt() -> None:
     frame = parse(
         {"Submit": "1000000000", "Start": "1000000010", "End": "1000000020", "State": "NODE_FAIL"},
+        {"Submit": "1000000020", "Start": "1000000190", "End": "Unknown", "State": "RUNNING"},
+        {"JobIDRaw": "8", "Submit": "1000000000", "Start": "Unknown", "State": "PENDING"},
+    )
+    assert frame.select("job_id", "state", "restarts").rows() == [
+        ("7", "NODE_FAIL", None), ("8", "PENDING", None), ("7", "RUNNING", 1),
+    ]  # fmt: skip
+
+
+def test_attempts_of_one_submission_do_not_overwrite_each_other() -> None:
+    attempts = (
         {"Submit": "1000000100", "Start": "1000000190", "End": "Unknown", "State": "RUNNING"},
         {"Submit": "1000000100", "Start": "1000000110", "End": "1000000120", "State": "PREEMPTED"},
+        {"Submit": "1000000100", "Start": "1000000100", "End": "1000000105", "State": "REQUEUED"},
     )
-    assert frame["state"].to_list() == ["NODE_FAIL", "RUNNING"]
+    for rows in (attempts, attempts[::-1]):
+        frame = parse(*rows).sort("start_time")
+        assert frame["state"].to_list() == ["REQUEUED", "PREEMPTED", "RUNNING"]
+        seconds = (frame["submit_time"].dt.timestamp("us") - 1_000_000_100_000_000).to_list()
+        assert seconds == [1, 10_000_000, 0]  # the newest keeps the submission, the others are keyed by their start
+    waiting = {"Submit": "1000000100", "Start": "Unknown", "End": "Unknown", "State": "PENDING"}
+    assert parse(attempts[1], waiting)["state"].to_list() == ["PENDING", "PREEMPTED"]
+    # Two readings of one attempt are one row, in whatever order they come.
+    later = parse(attempts[0]).with_columns(pl.lit(AT + timedelta(seconds=1), dtype=TIME).alias("observed_at"))
+    for frames in ([parse(waiting), later], [later, parse(waiting)]):
+        assert settle_attempts(pl.concat(frames))["state"].to_list() == ["RUNNING"]
 
 
 def test_pending_start_is_a_plan_and_running_end_a_limit() -> None:
@@ -353,7 +373,7 @@ def test_canonical_jobs(traces: Path) -> None:
     source = JobsTrace("kth", str(traces / "jobs" / "kth-sp2-1996.parquet"))
     start = datetime(1996, 10, 1, tzinfo=UTC)
     jobs = source.fetch_jobs(start, start + timedelta(days=1))
-    assert jobs.columns == list(JOB_COLUMNS)
+    assert jobs.schema == schema("raw_jobs")
     assert 0 < len(jobs) < 1000
     assert set(jobs["cluster"]) == {"kth"}
     assert (jobs["submit_time"] < start + timedelta(days=1)).all()
@@ -420,7 +440,7 @@ def test_settings_that_a_kind_needs(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"clusters\.a\.jobs_path"):
         build_jobs("a", Cluster(jobs="sacct-file"), tmp_path)
     nothing = build_jobs("a", Cluster(jobs="none"), tmp_path)
-    assert nothing.live().jobs.columns == list(JOB_COLUMNS)
+    assert nothing.live().jobs.schema == schema("raw_jobs")
     assert nothing.fetch_jobs(AT, AT).is_empty()
 
 

@@ -1,7 +1,11 @@
 """Reads what Slurm prints about jobs: `sacct -P` text, and rows of `squeue` under the same field names.
 
 Fields are found by the header, in any order and case; units, unset values, TRES spellings and states become registry
-columns. What cannot be read becomes null. Running the commands stands in `slurm.py`.
+columns. What cannot be read becomes null. Running the commands stands in `slurm.py`, single fields in `job_fields.py`.
+
+A job that is requeued is several attempts. Slurm gives each a submission time of its own, the moment of the requeue;
+where two attempts of one id bear the same (a requeue within the second of the submission), the newest keeps it and the
+earlier ones are keyed by their start, so that none overwrites another.
 """
 
 from __future__ import annotations
@@ -11,42 +15,24 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 
-from features.vocabulary import JOB_COLUMNS, TIME, schema
+from features.vocabulary import TIME, schema
 from pipelines.sources.hostlist import HostlistError, expand_hostlist
+from pipelines.sources.job_fields import LIVE_STATES, PENDING, Fields
 
 # Asked of sacct; the free text comes last.
 SACCT_FIELDS = (
-    "JobIDRaw", "JobID", "User", "Account", "Partition", "Submit", "Eligible", "Start", "End", "State", "NNodes",
-    "ReqCPUS", "NCPUS", "ReqMem", "ReqTRES", "AllocTRES", "TimelimitRaw", "Timelimit", "NodeList", "Reason", "JobName",
+    "JobIDRaw", "JobID", "User", "Account", "Partition", "Submit", "Eligible", "Start", "End", "State", "ExitCode",
+    "NNodes", "ReqCPUS", "NCPUS", "ReqMem", "ReqTRES", "AllocTRES", "TimelimitRaw", "Timelimit", "NodeList", "Reason",
+    "JobName",
 )  # fmt: skip
 _FREE_TEXT = ("jobname", "name", "comment", "submitline", "workdir")
 DELIMITERS = ("\x1f", "|", "^", "\t", ";", ",")
 
-PENDING, RUNNING = "PENDING", "RUNNING"
-STATES = (
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", PENDING, "PREEMPTED",
-    RUNNING, "REVOKED", "SUSPENDED", "TIMEOUT", "UNKNOWN",
-)  # fmt: skip
-# States that a job passes through, and what they mean for its nodes.
-_STATE_OF = {
-    "COMPLETING": RUNNING, "CONFIGURING": RUNNING, "RESIZING": RUNNING, "SIGNALING": RUNNING, "STAGE_OUT": RUNNING,
-    "STOPPED": "SUSPENDED", "REQUEUED": PENDING, "REQUEUE_FED": PENDING, "REQUEUE_HOLD": PENDING,
-    "RESV_DEL_HOLD": PENDING, "SPECIAL_EXIT": PENDING,
-}  # fmt: skip
-# Jobs that hold or wait for nodes.
-LIVE_STATES = (PENDING, RUNNING, "SUSPENDED")
-
 # Texts of GRES that count GPUs of one node: old sacct's, and squeue's where GPUs are no TRES (no accounting).
 _PER_NODE = ("reqgres", "allocgres", "gres", "trespernode")
-_UNSET = ("", "unknown", "none", "n/a", "(null)", "none assigned", "invalid", "(none)")
-# A year outside of these is a unit misread or a field overflown.
-_FIRST_TIME, _LAST_TIME = datetime(1990, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
-_LAST_EPOCH_S = int(_LAST_TIME.timestamp())
-_MAX_LIMIT_MIN = 2**32  # what Slurm can hold
 _AHEAD = timedelta(days=1)
-_UNITS_MIB = {"K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30}
-# Memory per CPU is kept with the top bit set; some versions print it so.
-_PER_CPU_32, _PER_CPU_64 = 2**31, 2**63
+_NEVER = datetime(2200, 1, 1, tzinfo=UTC)
+_SAME_MOMENT = timedelta(seconds=2)  # between the end of an attempt and the submission of the next
 
 
 class SacctError(ValueError):
@@ -54,9 +40,8 @@ class SacctError(ValueError):
 
 
 def jobs_schema() -> dict[str, pl.DataType | type[pl.DataType]]:
-    """JOB_COLUMNS with their dtypes."""
-    types = schema("raw_jobs")
-    return {name: types[name] for name in JOB_COLUMNS}
+    """JOB_COLUMNS and JOB_EXTRAS with their dtypes."""
+    return schema("raw_jobs")
 
 
 def empty_jobs() -> pl.DataFrame:
@@ -65,7 +50,13 @@ def empty_jobs() -> pl.DataFrame:
 
 
 def parse_sacct(
-    text: str, cluster: str, observed_at: datetime, delimiter: str | None = None, *, now: datetime | None = None
+    text: str,
+    cluster: str,
+    observed_at: datetime,
+    delimiter: str | None = None,
+    *,
+    now: datetime | None = None,
+    since: datetime | None = None,
 ) -> tuple[pl.DataFrame, list[str]]:
     """Jobs of `sacct --parsable` or `--parsable2` text with a header.
 
@@ -75,9 +66,11 @@ def parse_sacct(
         observed_at: When the text was made.
         delimiter: Between fields; None: seen from the header.
         now: Jobs submitted more than a day after it are left out; None: `observed_at`.
+        since: The text holds every attempt that ended since then (`--duplicates`): `restarts` is known for jobs
+            submitted later. None: it is known where the text shows several attempts.
 
     Returns:
-        JOB_COLUMNS, one row a job and submission, steps left out; and what was passed over.
+        Columns of `raw_jobs`, one row an attempt, steps left out; and what was passed over.
 
     Raises:
         SacctError: The first line is no header with JobID or JobIDRaw, State and Submit.
@@ -96,7 +89,7 @@ def parse_sacct(
         )
     lines = body.split(f"{delimiter}\n") if ended else body.split("\n")
     rows, skipped = _rows(lines, len(columns), delimiter, [name.lower() for name in columns])
-    frame, unread = jobs_frame(columns, rows, cluster, observed_at, now=now)
+    frame, unread = jobs_frame(columns, rows, cluster, observed_at, now=now, since=since)
     warnings = [f"{skipped} lines have another number of fields than the header"] if skipped else []
     return frame, warnings + unread
 
@@ -131,25 +124,28 @@ def jobs_frame(
     observed_at: datetime,
     *,
     now: datetime | None = None,
+    since: datetime | None = None,
 ) -> tuple[pl.DataFrame, list[str]]:
     """Jobs from fields under sacct's names.
 
     Args:
-        columns: Field names, in any case. Beside sacct's: `PlannedStart`.
+        columns: Field names, in any case. Beside sacct's: `PlannedStart`, `ArrayJobID`, `HetJobID`, `RestartCnt` and
+            `ExitStatus`, the status of wait(2).
         rows: Fields of each record.
         cluster: Name of the cluster.
         observed_at: When they were read.
         now: Jobs submitted more than a day after it are left out; None: `observed_at`.
+        since: As for `parse_sacct`.
 
     Returns:
-        JOB_COLUMNS, sorted by submission; and what was passed over.
+        Columns of `raw_jobs`, sorted by submission; and what was passed over.
     """
     names = [name.lower().split("%")[0] for name in columns]
     text = pl.DataFrame(
         {name: [row[i] for row in rows] for i, name in enumerate(names)}, schema=dict.fromkeys(names, pl.String)
     )
-    field = _Fields(names)
-    job_id = field.first("jobidraw", "jobid")
+    field = Fields(names)
+    job_id = field.job_id()
     text = text.filter(~job_id.str.contains(".", literal=True))  # steps
     frame = text.select(
         pl.lit(cluster).alias("cluster"),
@@ -178,11 +174,16 @@ def jobs_frame(
         field.text("reason").alias("reason"),
         field.time("plannedstart").alias("planned_start_time"),
         pl.lit(observed_at, dtype=TIME).alias("observed_at"),
+        field.exit_code().alias("exit_code"),
+        field.count("restarts", "restartcnt").alias("restarts"),
+        field.array_job_id().alias("array_job_id"),
+        field.array_tasks().alias("array_tasks"),
+        pl.lit(None, dtype=pl.String).alias("preempted_by"),
     )
-    return _settled(frame, (now or observed_at) + _AHEAD)
+    return _settled(frame, (now or observed_at) + _AHEAD, since)
 
 
-def _settled(frame: pl.DataFrame, last_submit: datetime) -> tuple[pl.DataFrame, list[str]]:
+def _settled(frame: pl.DataFrame, last_submit: datetime, since: datetime | None) -> tuple[pl.DataFrame, list[str]]:
     warnings = []
     has_memory = pl.col("_req_mib").is_not_null() & (pl.col("_req_mib") > 0)
     factor = (
@@ -205,6 +206,7 @@ def _settled(frame: pl.DataFrame, last_submit: datetime) -> tuple[pl.DataFrame, 
         pl.when(~waits & ~never_ran).then(pl.col("start_time")).alias("start_time"),
         pl.when(~pl.col("state").is_in(LIVE_STATES)).then(pl.col("end_time")).alias("end_time"),
         pl.when(waits).then(pl.col("reason")).alias("reason"),
+        pl.when(~pl.col("state").is_in(LIVE_STATES)).then(pl.col("exit_code")).alias("exit_code"),
         _expanded(frame["node_list"]).alias("node_list"),
     )
     lost = frame.filter(pl.col("submit_time").is_null() | pl.col("job_id").is_null())
@@ -218,9 +220,78 @@ def _settled(frame: pl.DataFrame, last_submit: datetime) -> tuple[pl.DataFrame, 
             f"as {ahead['job_id'][0]} at {ahead['submit_time'][0]}: is the clock right?"
         )
         frame = frame.filter(pl.col("submit_time") <= last_submit)
-    frame = frame.sort("submit_time", "job_id", "start_time", "end_time", nulls_last=False, maintain_order=True)
-    frame = frame.unique(["job_id", "submit_time"], keep="last", maintain_order=True)
+    frame = settle_attempts(frame).sort("submit_time", "job_id")
+    frame = count_restarts(frame, since)
     return frame.select(pl.col(name).cast(dtype) for name, dtype in jobs_schema().items()), warnings
+
+
+def settle_attempts(jobs: pl.DataFrame) -> pl.DataFrame:
+    """One row for each attempt of a job: the newest reading of it, under a submission time of its own.
+
+    Args:
+        jobs: Columns of `raw_jobs`; an attempt may come several times, read at different moments.
+    """
+    key = ["job_id", "submit_time"]
+    if jobs.is_empty():
+        return jobs
+    several = jobs.select(pl.struct(key).is_duplicated()).to_series()
+    if not several.any():
+        return jobs
+    rows: list[dict[str, object]] = []
+    for group in jobs.filter(several).partition_by(key, maintain_order=True):
+        rows += _attempts(group.sort("observed_at", maintain_order=True).to_dicts())
+    return pl.concat([jobs.filter(~several), pl.DataFrame(rows, schema=jobs.schema)])
+
+
+def _attempts(rows: list[dict]) -> list[dict]:
+    """Attempts of one id and submission, oldest first."""
+    newest: dict[datetime | None, dict] = {}
+    for row in rows:
+        newest[row["start_time"]] = row
+    waits = newest.pop(None, None)
+    attempts = sorted(newest.values(), key=lambda row: row["start_time"])
+    if waits is not None and (not attempts or _follows(waits, attempts[-1])):
+        attempts.append(waits)
+    for number, row in enumerate(attempts[:-1], 1):
+        submitted = row["submit_time"] + timedelta(microseconds=number)  # began in the second of its submission
+        row["submit_time"] = max(row["start_time"], submitted)
+    return attempts
+
+
+def _follows(waiting: dict, before: dict) -> bool:
+    """A record without a start is the next attempt, not an older reading of this one."""
+    ended = before["state"] not in LIVE_STATES and waiting["observed_at"] >= before["observed_at"]
+    return ended and (waiting["end_time"] is None or waiting["end_time"] >= (before["end_time"] or waiting["end_time"]))
+
+
+def count_restarts(jobs: pl.DataFrame, since: datetime | None = None) -> pl.DataFrame:
+    """`restarts` of each attempt: what is told, or how many of the same job came before it if these are more.
+
+    An id that was given out again begins anew.
+
+    Args:
+        jobs: Columns of `raw_jobs`, one row an attempt.
+        since: As for `parse_sacct`.
+
+    Returns:
+        The jobs in the same order.
+    """
+    by_start = pl.coalesce("start_time", "end_time", pl.lit(_NEVER, dtype=TIME))
+    by_job = jobs.with_row_index("_at").sort("job_id", by_start, maintain_order=True)
+    before = {name: pl.col(name).shift(1) for name in ("job_id", "user", "end_time", "submit_time")}
+    at_its_end = (pl.col("submit_time") - before["end_time"]).abs() <= _SAME_MOMENT
+    within_it = pl.col("submit_time") <= before["submit_time"]  # the earlier one was keyed by its start
+    goes_on = (
+        (before["job_id"] == pl.col("job_id")) & before["user"].eq_missing(pl.col("user")) & (at_its_end | within_it)
+    ).fill_null(False)
+    by_job = by_job.with_columns((~goes_on).cum_sum().alias("_chain")).with_columns(
+        (pl.col("_at").cum_count().over("_chain") - 1).cast(pl.Int64).alias("_counted"),
+        pl.col("submit_time").min().over("_chain").alias("_first"),
+    )
+    whole = pl.lit(False) if since is None else pl.col("_first") >= since
+    counted = pl.when(whole | (pl.col("_counted") > 0)).then("_counted")
+    restarts = by_job.select("_at", pl.max_horizontal("restarts", counted).alias("restarts")).sort("_at")["restarts"]
+    return jobs.with_columns(restarts.cast(pl.Int32))
 
 
 def _expanded(lists: pl.Series) -> pl.Series:
@@ -232,113 +303,3 @@ def _expanded(lists: pl.Series) -> pl.Series:
 
     known = {text: names(text) for text in lists.drop_nulls().unique()}
     return lists.replace_strict(list(known), list(known.values()), return_dtype=pl.String) if known else lists
-
-
-class _Fields:
-    """Expressions over the text columns that are there; null for those that are not."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = set(names)
-
-    def text(self, name: str) -> pl.Expr:
-        if name not in self.names:
-            return pl.lit(None, dtype=pl.String)
-        value = pl.col(name).str.strip_chars()
-        return pl.when(~value.str.to_lowercase().is_in(_UNSET)).then(value)
-
-    def first(self, *names: str) -> pl.Expr:
-        return pl.coalesce([self.text(name) for name in names])
-
-    def time(self, name: str) -> pl.Expr:
-        value = self.text(name)
-        epoch = value.cast(pl.Int64, strict=False)
-        written = (
-            value.str.strip_suffix("Z")
-            .str.replace(" ", "T")
-            .str.to_datetime("%Y-%m-%dT%H:%M:%S%.f", time_unit="us", strict=False)
-        )
-        from_epoch = pl.when(epoch.is_between(1, _LAST_EPOCH_S)).then(epoch * 1_000_000).cast(TIME)
-        told = pl.coalesce(from_epoch, written.dt.replace_time_zone("UTC"))
-        return pl.when(told.is_between(_FIRST_TIME, _LAST_TIME)).then(told)
-
-    def count(self, *names: str) -> pl.Expr:
-        return pl.coalesce([_not_negative(self.text(name).cast(pl.Int64, strict=False)) for name in names])
-
-    def _tres_texts(self) -> list[pl.Expr]:
-        """What was asked for before what was given."""
-        return [self.text(name) for name in ("reqtres", "alloctres", "tres")]
-
-    def tres(self, key: str) -> pl.Expr:
-        return pl.coalesce(
-            [t.str.extract(rf"(?:^|,){key}=(\d+)").cast(pl.Int64, strict=False) for t in self._tres_texts()]
-        )
-
-    def gpus(self) -> pl.Expr:
-        """The untyped count where there is one, else the sum over types; null where TRES name no GPU."""
-        counts = []
-        for tres in self._tres_texts():
-            untyped = tres.str.extract(r"(?:^|,)gres/gpu=(\d+)").cast(pl.Int64, strict=False)
-            typed = tres.str.extract_all(r"(?:^|,)gres/gpu:[^=,]+=\d+")
-            total = typed.list.eval(pl.element().str.extract(r"=(\d+)$").cast(pl.Int64)).list.sum()
-            counts += [untyped, pl.when(typed.list.len() > 0).then(total)]
-        return pl.coalesce(counts)
-
-    def no_gpus(self) -> pl.Expr:
-        """0 where TRES are told: what they do not name, the job has not."""
-        return pl.when(pl.coalesce(self._tres_texts()).is_not_null()).then(0)
-
-    def gres_gpus(self, *names: str) -> pl.Expr:
-        """Of GRES texts: `gpu:4`, `gpu:a100:4`, `gres:gpu:8`."""
-        parts = self.first(*names).str.extract_all(r"gpu(?::[A-Za-z][^:,()]*)?(?::\d+)?")
-        each = pl.element().str.extract(r":(\d+)$").cast(pl.Int64).fill_null(1)
-        return pl.when(parts.list.len() > 0).then(parts.list.eval(each).list.sum())
-
-    def tres_memory(self) -> pl.Expr:
-        return pl.coalesce([_mib(t.str.extract(r"(?:^|,)mem=([0-9.]+[KMGTP]?)")) for t in self._tres_texts()])
-
-    def req_memory(self) -> list[pl.Expr]:
-        """ReqMem in MiB and what it is for: `n` a node, `c` a CPU, null the job."""
-        value = self.text("reqmem")
-        size = _mib(value.str.extract(r"^([0-9.]+[KMGTP]?)"))
-        per = value.str.extract(r"([nc])$")
-        flagged = (
-            pl.when(size >= _PER_CPU_64).then(size - _PER_CPU_64).when(size >= _PER_CPU_32).then(size - _PER_CPU_32)
-        )
-        return [
-            pl.coalesce(flagged, size).alias("_req_mib"),
-            pl.when(flagged.is_not_null()).then(pl.lit("c")).otherwise(per).alias("_req_per"),
-        ]
-
-    def limit(self) -> pl.Expr:
-        """Seconds; null for UNLIMITED, Partition_Limit and blanks."""
-        raw = self.text("timelimitraw").cast(pl.Int64, strict=False)
-        minutes = pl.when(raw.is_between(0, _MAX_LIMIT_MIN)).then(raw * 60)
-        return pl.coalesce(minutes, _seconds(self.text("timelimit")))
-
-    def state(self) -> pl.Expr:
-        word = self.text("state").str.extract(r"^([A-Za-z_]+)").str.to_uppercase()
-        word = word.replace(_STATE_OF)
-        return pl.when(word.is_in(STATES)).then(word).otherwise(pl.lit("UNKNOWN"))
-
-
-def _not_negative(value: pl.Expr) -> pl.Expr:
-    return pl.when(value >= 0).then(value)
-
-
-def _mib(text: pl.Expr) -> pl.Expr:
-    number = text.str.extract(r"^([0-9.]+)").cast(pl.Float64, strict=False)
-    unit = text.str.extract(r"([KMGTP])$")
-    return number * unit.replace_strict(
-        list(_UNITS_MIB), list(_UNITS_MIB.values()), default=1.0, return_dtype=pl.Float64
-    )
-
-
-def _seconds(text: pl.Expr) -> pl.Expr:
-    """`[D-]HH:MM:SS`, `MM:SS` or whole minutes."""
-    pattern = r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$"
-    parts = [text.str.extract(pattern, i).cast(pl.Int64, strict=False) for i in range(1, 5)]
-    days, first, second, third = parts
-    clock = pl.when(third.is_not_null()).then(first * 3600 + second * 60 + third)
-    short = pl.when(days.is_not_null()).then(first * 3600 + second.fill_null(0) * 60)  # D-HH, D-HH:MM
-    brief = first * 60 + second.fill_null(0)  # MM, MM:SS
-    return days.fill_null(0) * 86_400 + pl.coalesce(clock, short, brief)

@@ -14,7 +14,15 @@ import polars as pl
 
 from pipelines.sources import Finding, LiveJobs, SourceError
 from pipelines.sources.inventory import exists, nodes_frame, occupied, read_inventory
-from pipelines.sources.sacct import DELIMITERS, LIVE_STATES, SacctError, empty_jobs, parse_sacct
+from pipelines.sources.sacct import (
+    DELIMITERS,
+    LIVE_STATES,
+    SacctError,
+    count_restarts,
+    empty_jobs,
+    parse_sacct,
+    settle_attempts,
+)
 
 _SETTLE = 64_000  # characters that stood still before they are set aside
 
@@ -67,6 +75,7 @@ class SacctFile:
         self._jobs = empty_jobs()
         # Ended jobs do not change: what stood at the beginning of the file and still stands there is parsed once.
         self._settled, self._settled_jobs = 0, empty_jobs()
+        self._settled_warnings: list[str] = []
         self.warnings: list[str] = []
 
     def fetch_jobs(self, start: datetime, end: datetime) -> pl.DataFrame:
@@ -111,17 +120,20 @@ class SacctFile:
         header = text[: text.find("\n") + 1]
         same = _common_prefix(self._text, text)
         if same < self._settled:
-            self._settled, self._settled_jobs = 0, empty_jobs()
+            self._settled, self._settled_jobs, self._settled_warnings = 0, empty_jobs(), []
         elif same - self._settled > _SETTLE:
             cut = _record_start(text, same, header)
             if cut > self._settled:
-                more, _ = parse_sacct(header + text[max(self._settled, len(header)) : cut], self.name, at, now=now)
+                piece = header + text[max(self._settled, len(header)) : cut]
+                more, said = parse_sacct(piece, self.name, at, now=now)
+                self._settled_warnings += said
                 self._settled_jobs = pl.concat([self._settled_jobs, more])
                 self._settled = cut
-        rest, self.warnings = parse_sacct(header + text[max(self._settled, len(header)) :], self.name, at, now=now)
+        rest, said = parse_sacct(header + text[max(self._settled, len(header)) :], self.name, at, now=now)
+        self.warnings = [*self._settled_warnings, *said]
         self._text = text
         jobs = pl.concat([self._settled_jobs, rest]) if self._settled else rest
-        return jobs.unique(["job_id", "submit_time"], keep="last", maintain_order=True)
+        return count_restarts(settle_attempts(jobs))
 
     def check(self) -> list[Finding]:
         """Readable, parses, age."""
