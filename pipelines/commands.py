@@ -157,10 +157,8 @@ def ingest_once(settings: Settings, cluster: str | None, since: timedelta | None
                 if telemetry.mark is None
                 else f"all samples before {telemetry.mark:%Y-%m-%d %H:%M:%S} UTC are in the store"
             )
-            print(
-                f"{name}: {telemetry.windows} windows, {telemetry.core_rows:,} samples, {jobs.core_rows:,} changed "
-                f"jobs; {until}"
-            )
+            samples = telemetry.rows.get("core_gpu_samples", 0)
+            print(f"{name}: {telemetry.windows} windows, {samples:,} samples, {jobs.core_rows:,} changed jobs; {until}")
             for reason, count in sorted(telemetry.findings.items()):
                 print(f"  {count:,} values {reason}")
             for warning in telemetry.warnings:

@@ -8,6 +8,8 @@ late. Jobs and nodes: `pipelines/job_history.py`; what is derived from samples: 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -39,9 +41,7 @@ class Ingested:
 
     Attributes:
         windows: Windows that were committed.
-        raw_rows: Rows of raw samples written.
-        core_rows: Rows of cleaned samples written.
-        node_rows: Rows of node samples written.
+        rows: Rows written, by table.
         findings: Values that were impossible, by reason.
         warnings: What sources said of partial answers.
         mark: Everything before this is in the store; None: nothing has been read yet.
@@ -51,9 +51,7 @@ class Ingested:
 
     cluster: str
     windows: int = 0
-    raw_rows: int = 0
-    core_rows: int = 0
-    node_rows: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
     findings: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     mark: datetime | None = None
@@ -69,8 +67,9 @@ def ingest_telemetry(
     now: datetime,
     *,
     since: datetime | None = None,
+    progress: Callable[[int, int, int], None] | None = None,
 ) -> Ingested:
-    """Read all windows that are due for one cluster.
+    """Read all windows that are due for one cluster; the next one is fetched while one is written.
 
     Args:
         store: The store.
@@ -79,6 +78,7 @@ def ingest_telemetry(
         settings: How windows are cut.
         now: Present time, UTC.
         since: Read again from here on, whatever was read before.
+        progress: Called after each window: windows done, windows due in all, rows written by the last one.
 
     Returns:
         What was done. An outage of the source is not raised: it stands in `error`, and the mark stays.
@@ -91,50 +91,55 @@ def ingest_telemetry(
     start, windows = due_windows(since if since is not None else mark, now, settings, source.watermark_lag_s)
     if mark is None and not windows:
         store.transact(lambda w: w.set_mark(cluster, TELEMETRY_MARK, start))
-    while windows:  # with `since`, more than one run's worth may be due
-        for begin, end in windows:
-            if not _ingest_window(store, source, cluster, settings, begin, end, now, mark, report):
-                windows = []
-                break
-        else:
-            done = windows[-1][1]
-            windows = due_windows(done, now, settings, source.watermark_lag_s)[1] if since is not None else []
+    if since is not None:  # more than one run's worth may be due
+        while more := due_windows(windows[-1][1], now, settings, source.watermark_lag_s)[1] if windows else []:
+            windows += more
+    overlap = timedelta(seconds=settings.overlap_s)
+    spans = [(begin - overlap, end) for begin, end in windows]
+    for (begin, end), fetched in zip(windows, _fetched(source, spans), strict=True):
+        if isinstance(fetched, SourceError):
+            report.error = str(fetched)
+            log.warning("%s: %s: nothing is lost, the mark stays where it is", cluster, fetched)
+            break
+        window = Window(cluster, begin - overlap, begin, end, fetched, now)
+        written = _ingest_window(store, window, None if mark is not None and end <= mark else end, report)
+        if progress is not None:
+            progress(report.windows, len(windows), written)
     report.mark = store.mark(cluster, TELEMETRY_MARK)
     report.lag_s = (now - report.mark).total_seconds() if report.mark else None
     return report
 
 
-def _ingest_window(
-    store: Store,
-    source: TelemetrySource,
-    cluster: str,
-    settings: IngestSettings,
-    begin: datetime,
-    end: datetime,
-    now: datetime,
-    mark: datetime | None,
-    report: Ingested,
-) -> bool:
-    overlap = timedelta(seconds=settings.overlap_s)
-    try:
-        fetched = source.fetch(begin - overlap, end)
-    except SourceError as error:
-        report.error = str(error)
-        log.warning("%s: %s: nothing is lost, the mark stays at %s", cluster, error, mark)
-        return False
-    window = Window(cluster, begin - overlap, begin, end, fetched, now)
-    again = mark is not None and end <= mark
-    counts = store.transact(
-        lambda w: write_window(w, window, TELEMETRY_MARK, mark=None if again else end), purpose="ingest"
-    )
+def _fetched(source: TelemetrySource, spans: Sequence[tuple[datetime, datetime]]) -> Iterator[Fetched | SourceError]:
+    """What the source gives for each span, in order, one span ahead of what is asked for; ends after an error."""
+
+    def fetch(span: tuple[datetime, datetime]) -> Fetched | SourceError:
+        try:
+            return source.fetch(*span)
+        except SourceError as error:
+            return error
+
+    with ThreadPoolExecutor(1, "fetch") as pool:
+        ahead = pool.submit(fetch, spans[0]) if spans else None
+        for number in range(len(spans)):
+            assert ahead is not None
+            found = ahead.result()
+            is_last = number + 1 == len(spans) or isinstance(found, SourceError)
+            ahead = None if is_last else pool.submit(fetch, spans[number + 1])
+            yield found
+            if is_last:
+                return
+
+
+def _ingest_window(store: Store, window: Window, mark: datetime | None, report: Ingested) -> int:
+    counts = store.transact(lambda w: write_window(w, window, TELEMETRY_MARK, mark=mark), purpose="ingest")
     report.windows += 1
-    report.raw_rows += counts["raw"]
-    report.core_rows += counts["core"]
-    report.node_rows += counts["node"]
+    for table, count in counts["rows"].items():
+        report.rows[table] = report.rows.get(table, 0) + count
     for reason, count in counts["findings"].items():
         report.findings[reason] = report.findings.get(reason, 0) + count
-    report.warnings += [text for text in fetched.warnings if text not in report.warnings]
-    return True
+    report.warnings += [text for text in window.fetched.warnings if text not in report.warnings]
+    return sum(counts["rows"].values())
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ def write_window(writer: Writer, window: Window, source: str, *, mark: datetime 
         mark: New high-water mark; None: it stays, and what is derived is derived again from `begin`.
 
     Returns:
-        `raw`, `core`, `node`: rows written; `findings`: reason → count.
+        `rows`: table → rows written; `findings`: reason → count.
     """
     cluster, known = window.cluster, writer.mark(window.cluster, source)
     is_beaten = mark is not None and known is not None and known >= mark
@@ -191,12 +196,7 @@ def write_window(writer: Writer, window: Window, source: str, *, mark: datetime 
             if made is not None and made > window.begin:
                 writer.set_mark(cluster, name, window.begin)
     by_reason = quality.group_by("reason").agg(pl.col("count").sum())
-    return {
-        "raw": counts.get("raw_gpu_samples", 0),
-        "core": counts.get("core_gpu_samples", 0),
-        "node": counts.get("core_node_samples", 0),
-        "findings": dict(by_reason.iter_rows()),
-    }
+    return {"rows": counts, "findings": dict(by_reason.iter_rows())}
 
 
 def _cleaned(window: Window, jobs: pl.DataFrame) -> tuple[dict[str, pl.DataFrame], list[tuple[str, pl.DataFrame]]]:

@@ -11,6 +11,10 @@ from pipelines.steps import ingest_jobs_of, ingest_telemetry_of
 
 # A window may wait for the one before it; after this long without samples something is wrong.
 FRESH_S = 1800.0
+SAMPLE_TABLES = (
+    "raw_gpu_samples", "core_gpu_samples", "core_node_samples", "core_gpu_health", "core_link_samples",
+    "raw_port_samples", "core_port_samples", "core_queue_samples",
+)  # fmt: skip
 _RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS)
 
 
@@ -45,6 +49,11 @@ def ingest_jobs(
         table_spec("core_gpu_samples", "core", deps=["raw_gpu_samples", "core_jobs"], fresh_s=FRESH_S),
         table_spec("core_node_samples", "core", fresh_s=FRESH_S),
         table_spec("core_data_quality", "core", deps=["raw_gpu_samples"], fresh_s=FRESH_S),
+        table_spec("core_gpu_health", "core"),
+        table_spec("core_link_samples", "core"),
+        table_spec("raw_port_samples", "raw"),
+        table_spec("core_port_samples", "core", deps=["raw_port_samples"]),
+        table_spec("core_queue_samples", "core"),
     ],
     check_specs=[dg.AssetCheckSpec(ANSWERS, asset="raw_gpu_samples", description="Every source of samples answered.")],
     retry_policy=_RETRY,
@@ -57,12 +66,8 @@ def ingest_samples(
     store = weatherglass.store()
     reports = [ingest_telemetry_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
     shared = figures(reports, ["windows", "lag_s", "mark", "error"])
-    counts = {
-        "raw_gpu_samples": sum(report.raw_rows for report in reports),
-        "core_gpu_samples": sum(report.core_rows for report in reports),
-        "core_node_samples": sum(report.node_rows for report in reports),
-        "core_data_quality": sum(sum(report.findings.values()) for report in reports),
-    }
+    counts = {table: sum(report.rows.get(table, 0) for report in reports) for table in SAMPLE_TABLES}
+    counts["core_data_quality"] = sum(sum(report.findings.values()) for report in reports)
     for name, count in counts.items():
         extra = figures(reports, ["findings", "warnings"]) if name == "core_data_quality" else {}
         yield dg.MaterializeResult(asset_key=name, metadata={**rows(count), **shared, **extra})
