@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import polars as pl
 import pytest
 
 from features import metrics
-from features.vocabulary import COLUMNS, GPU_QUANTITIES, NODE_QUANTITIES
+from features.exporters.metric import ENTITIES, KINDS
+from features.vocabulary import COLUMNS
 
 
 def columns_of(entity: str = "gpu", **values: float | None) -> dict[str, object]:
@@ -16,18 +19,39 @@ def columns_of(entity: str = "gpu", **values: float | None) -> dict[str, object]
 
 def test_every_metric_feeds_a_column_of_its_table() -> None:
     for metric in metrics.METRICS:
-        if not metric.column.startswith("_"):
-            assert metric.column in COLUMNS
-            assert metric.column in (GPU_QUANTITIES if metric.entity == "gpu" else NODE_QUANTITIES), metric
+        if metric.column:
+            assert metric.column in metrics.ENTITY_COLUMNS[metric.entity], metric
+            assert metric.column.startswith("_") or metric.column in COLUMNS
+        else:
+            assert metric.meaning, metric
+        assert metric.entity in ENTITIES
+        assert metric.kind in KINDS
+        assert metric.exporter, metric
+        assert "*" not in metric.name or not metric.column, metric
     fed = {metric.column for metric in metrics.METRICS} | {"is_up"}
-    assert set(GPU_QUANTITIES) | set(NODE_QUANTITIES) <= fed
+    for entity, columns in metrics.ENTITY_COLUMNS.items():
+        assert set(columns) <= fed, (entity, set(columns) - fed)
 
 
-def test_names_are_unique_per_column_and_of_one_entity() -> None:
-    pairs = [(m.name, m.column, m.where) for m in metrics.METRICS]
+def test_flags_and_parts_are_used_where_they_mean_something() -> None:
+    for metric in metrics.METRICS:
+        if metric.mask or metric.equals is not None:
+            assert COLUMNS[metric.column].dtype == pl.Boolean, metric
+    for entity in metrics.ENTITY_COLUMNS:
+        for label, variant in metrics.DEFAULT.by_label[entity].items():
+            columns = [row.column for row in variant.rows]
+            assert len(columns) == len(set(columns)), label
+
+
+def test_one_series_is_of_one_entity() -> None:
+    pairs = [(m.exporter, m.name, m.column, m.where, m.entity) for m in metrics.METRICS]
     assert len(pairs) == len(set(pairs))
-    for rows in metrics.BY_NAME.values():
-        assert len({m.entity for m in rows}) == 1
+    for name, (_, variants) in metrics.DEFAULT.variants.items():
+        kinds = {(v.entity, v.rows[0].where) for v in variants}
+        assert len(kinds) == len(variants), name
+        # Without labels to tell them apart only a link, which must have its number, may share a name with a GPU.
+        plain = {v.entity for v in variants if not v.rows[0].where}
+        assert len(plain) < 2 or plain == {"gpu", "link"}, name
 
 
 @pytest.mark.parametrize(
@@ -60,6 +84,83 @@ def test_names_are_unique_per_column_and_of_one_entity() -> None:
 )  # fmt: skip
 def test_units_of_old_new_and_foreign_names(name: str, value: float, column: str, expected: float) -> None:
     assert columns_of(**{name: value})[column] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("entity", "name", "value", "column", "expected"),
+    [
+        ("health", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 126272101025, "energy_total_j", 126272101.025),
+        ("health", "gpu_energy_consumed", 5e6, "energy_total_j", 5),
+        ("health", "amd_gpu_energy_consumed", 5e6, "energy_total_j", 5),
+        ("health", "nvidia_smi_energy_joules_total", 5, "energy_total_j", 5),
+        ("health", "rocm_energy_joules", 5, "energy_total_j", 5),
+        # the help text once said microseconds
+        ("health", "DCGM_FI_DEV_THERMAL_VIOLATION", 3e9, "thermal_violation_s_total", 3),
+        ("health", "DCGM_FI_DEV_POWER_VIOLATION", 3e9, "power_violation_s_total", 3),
+        ("health", "DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP_NS", 3e9, "power_violation_s_total", 3),
+        ("health", "DCGM_FI_DEV_MEM_COPY_UTIL", 40, "mem_copy_util_ratio", 0.4),
+        ("health", "DCGM_FI_PROF_PIPE_FP16_ACTIVE", 0.25, "fp16_active_ratio", 0.25),
+        ("health", "DCGM_FI_PROF_FP16_UTIL_RATIO", 0.25, "fp16_active_ratio", 0.25),
+        ("health", "DCGM_FI_DEV_PCIE_REPLAY_TOTAL", 7, "pcie_replay_total", 7),
+        ("health", "DCGM_FI_DEV_ROW_REMAP_FAILED", 1, "is_remap_failed", True),
+        ("health", "DCGM_FI_DEV_ROW_REMAP_FAILURE", 0, "is_remap_failed", False),
+        ("health", "DCGM_FI_DEV_ROW_REMAP_FAILURE", 9223372036854775794, "is_remap_failed", None),
+        ("health", "DCGM_EXP_XID_ERRORS_COUNT", 2, "xid_events", 2),
+        ("health", "nvidia_smi_gpu_recovery_action", 2, "recovery_action", 2),
+        ("gpu", "pcie_bandwidth", 16_000, "pcie_tx_bytes_per_s", 1e9),
+        ("gpu", "gpu_clock", 2100, "sm_clock_hz", 2.1e9),
+        ("gpu", "gpu_edge_temperature", 61, "gpu_temp_c", 61),
+        ("gpu", "nvidia_smi_clocks_event_reasons_hw_thermal_slowdown", 1, "is_thermal_slowdown", True),
+        ("gpu", "nvidia_smi_clocks_event_reasons_sw_power_cap", 0, "is_power_capped", False),
+        ("gpu", "DCGM_FI_DEV_NVLINK_TX_THROUGHPUT_TOTAL", 400_000, "nvlink_tx_bytes_per_s", 409.6e9),
+        ("link", "DCGM_FI_PROF_NVLINK_L#_TX_BYTES", 2.5e10, "link_tx_bytes_per_s", 2.5e10),
+        ("link", "DCGM_FI_DEV_NVLINK_BANDWIDTH_L#", 50_000, "link_rx_bytes_per_s", 25.6e9),
+        ("port", "infiniband_portxmitdata_total", 1000, "tx_bytes_total", 4000),
+        ("port", "node_infiniband_port_data_transmitted_bytes_total", 1000, "tx_bytes_total", 1000),
+        ("port", "node_infiniband_state_id", 4, "is_link_up", True),
+        ("port", "node_infiniband_state_id", 1, "is_link_up", False),
+        ("port", "node_infiniband_physical_state_id", 5, "is_link_up", True),
+        ("port", "node_infiniband_rate_bytes_per_second", 5e10, "speed_bytes_per_s", 5e10),
+        ("node", "idrac_power_control_consumed_watts", 6100, "node_power_w", 6100),
+    ],
+)  # fmt: skip
+def test_units_of_health_links_and_ports(
+    entity: str, name: str, value: float, column: str, expected: float | bool | None
+) -> None:
+    got = columns_of(entity, **{name: value})[column]
+    assert got == (expected if isinstance(expected, bool | None) else pytest.approx(expected, rel=1e-6))
+
+
+def test_parts_of_ports_and_pages_are_summed() -> None:
+    row = columns_of(
+        "port",
+        node_infiniband_symbol_error_total=3.0,
+        node_infiniband_port_errors_received_total=2.0,
+        node_infiniband_port_discards_received_total=None,
+        node_infiniband_np_cnp_packets_sent_total=10.0,
+        node_infiniband_rp_cnp_packets_handled_total=5.0,
+        node_infiniband_packet_sequence_errors_total=None,
+    )
+    assert (row["port_errors_total"], row["cnp_total"], row["retransmits_total"]) == (5, 15, None)
+    pages = {"DCGM_FI_DEV_RETIRED_SBE": 2.0, "DCGM_FI_DEV_PAGE_RETIRED_SBE_TOTAL": 2.0, "DCGM_FI_DEV_RETIRED_DBE": 1.0}
+    assert columns_of("health", **pages)["retired_pages_total"] == 3
+    ras = {"rocm_ras_umc_uncorrectable_count": 1.0, "rocm_ras_gfx_uncorrectable_count": 2.0}
+    assert columns_of(**ras)["ecc_uncorrected_total"] == 3
+
+
+def test_a_whole_counter_goes_before_the_sum_of_its_reasons() -> None:
+    reasons = {
+        "DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS": 1e9,
+        "DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS": 2e9,
+    }
+    assert columns_of("health", **reasons)["thermal_violation_s_total"] == 3
+    assert columns_of("health", DCGM_FI_DEV_THERMAL_VIOLATION=5e9, **reasons)["thermal_violation_s_total"] == 5
+
+
+def test_slinky_names_lie_about_units() -> None:
+    rows = {m.name: m for m in metrics.METRICS if "Slinky" in m.exporter}
+    assert 515_000 * rows["slurm_node_memory_bytes"].scale == 515_000 * 2**20
+    assert 250_000 * rows["slurm_scheduler_cycle_last_seconds"].scale == pytest.approx(0.25)
 
 
 def test_node_metrics() -> None:
@@ -161,6 +262,78 @@ def test_labels_name_the_gpu(labels: dict[str, str], expected: tuple[str, str, i
     assert (found and found[:4]) == expected
 
 
+def test_mig_instances_and_partitions() -> None:
+    labels = {"UUID": "GPU-1", "gpu": "0", "Hostname": "n1"}
+    found = metrics.identify(DCGM, labels | {"GPU_I_ID": "3", "GPU_I_PROFILE": "1g.10gb"})
+    assert found is not None
+    assert (found.gpu_uuid, found.mig_instance, found.mig_profile) == ("GPU-1", "3", "1g.10gb")
+    amd = metrics.BY_NAME["gpu_gfx_activity"][0]
+    labels = {"gpu_uuid": "a1", "gpu_id": "9", "hostname": "n1"}
+    for kind, partition, expected in (
+        ("cpx", "3", ("3", "cpx")),
+        ("spx", "0", ("", "")),
+        ("cpx", "4294967295", ("", "")),  # not there
+    ):
+        found = metrics.identify(amd, labels | {"gpu_partition_id": partition, "gpu_compute_partition_type": kind})
+        assert found is not None
+        assert (found.mig_instance, found.mig_profile) == expected
+
+
+def test_health_and_links_have_neither_job_nor_instance() -> None:
+    labels = {"UUID": "GPU-1", "gpu": "0", "Hostname": "n1", "hpc_job": "7", "GPU_I_ID": "3"}
+    energy = metrics.BY_NAME["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"][0]
+    assert metrics.identify(energy, labels) == metrics.Identity("n1", "GPU-1", None, "")
+    lane = metrics.BY_NAME["DCGM_FI_DEV_NVLINK_TX_BANDWIDTH_L17"][0]
+    assert metrics.identify(lane, labels, lane=17) == metrics.Identity("n1", "GPU-1", None, "", link=17)
+
+
+@pytest.mark.parametrize(
+    ("labels", "link"),
+    [
+        ({"nvlink": "4", "gpu": "0", "gpu_uuid": "GPU-1", "hostname": "n1", "nvswitch": ""}, 4),
+        ({"nvlink": "L11", "gpu": "0", "gpu_uuid": "GPU-1", "hostname": "n1"}, 11),
+        ({"nvlink": "4", "nvswitch": "2", "hostname": "n1"}, None),  # a port of a switch
+        ({"gpu": "0", "gpu_uuid": "GPU-1", "hostname": "n1"}, None),
+        ({"nvlink": "999", "gpu": "0", "gpu_uuid": "GPU-1", "hostname": "n1"}, None),
+    ],
+)
+def test_a_link_is_told_by_its_label(labels: dict[str, str], link: int | None) -> None:
+    row = next(m for m in metrics.BY_NAME["DCGM_FI_DEV_NVLINK_COUNT_TX_BYTES"] if m.entity == "link")
+    found = metrics.identify(row, labels)
+    assert (found and found.link) == link
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "expected"),
+    [
+        ("node_infiniband_state_id", {"device": "mlx5_0", "port": "1", "instance": "n1:9100"}, ("n1", "mlx5_0", "1")),
+        ("omnistat_network_tx_bytes", {"interface": "mlx5_0:2", "device_class": "infiniband", "instance": "n1:8001"},
+         ("n1", "mlx5_0", "2")),
+        ("omnistat_network_tx_bytes", {"interface": "cxi0", "device_class": "cxi", "instance": "n1:8001"},
+         ("n1", "cxi0", "1")),
+        ("omnistat_network_tx_bytes", {"interface": "eth0", "device_class": "net", "instance": "n1:8001"}, None),
+        # asked of the subnet manager: the exporter's own host is not the port's
+        ("infiniband_portxmitdata_total", {"component": "ca", "local_name": "n7 mlx5_2", "local_port": "1",
+         "instance": "ibhost:9683"}, ("n7", "mlx5_2", "1")),
+        ("infiniband_portxmitdata_total", {"component": "switch", "local_name": "leaf3", "local_port": "17",
+         "instance": "ibhost:9683"}, None),
+    ],
+)  # fmt: skip
+def test_ports(name: str, labels: dict[str, str], expected: tuple[str, str, str] | None) -> None:
+    found = metrics.identify(metrics.BY_NAME[name][0], labels)
+    assert (found and (found.node, found.device, found.port)) == expected
+
+
+def test_labels_that_prometheus_renamed_are_the_exporters() -> None:
+    labels = {"UUID": "GPU-1", "gpu": "3", "node": "monitoring-1", "exported_node": "n1", "exported_gpu": "5"}
+    found = metrics.identify(DCGM, labels)
+    assert found is not None
+    assert (found.node, found.gpu_index) == ("n1", 5)
+    # read from another Prometheus: its scrape job is no job
+    labels = {"UUID": "GPU-1", "instance": "prom:9090", "exported_instance": "n1:9400", "exported_job": "dcgm"}
+    assert metrics.identify(DCGM, labels) == metrics.Identity("n1", "GPU-1", None, "")
+
+
 def test_driver_version_and_pod_labels_do_not_change_the_identity() -> None:
     labels = {"UUID": "GPU-1", "gpu": "0", "Hostname": "n1"}
     noisy = labels | {"DCGM_FI_DRIVER_VERSION": "570.1", "pod": "a", "namespace": "b", "prometheus_replica": "r1"}
@@ -191,3 +364,52 @@ def test_only_a_short_number_is_an_index(text: str, index: int | None) -> None:
     found = metrics.identify(metric, {"gpu": text, "UUID": "GPU-1", "Hostname": "n1"})
     assert found is not None
     assert found.gpu_index == index
+
+
+def test_a_users_mapping_takes_the_place_of_ours() -> None:
+    table = metrics.DEFAULT.overridden(
+        {
+            "acme_gpu_celsius": {"column": "gpu_temp_c", "rank": 3},
+            "DCGM_FI_DEV_GPU_UTIL_RATIO": {"scale": 1.0},
+            "DCGM_FI_DEV_POWER_USAGE": {"column": ""},
+            "acme_link_#_tx": {"column": "link_tx_bytes_per_s", "kind": "rate_typed_counter"},
+            "acme_up": {"column": "is_link_up", "entity": "port", "where": {"state": "active"}},
+        }
+    )
+    frame = pl.DataFrame({"acme_gpu_celsius": [61.0], "DCGM_FI_DEV_GPU_UTIL_RATIO": [0.5]})
+    row = metrics.to_columns(frame, "gpu", table).row(0, named=True)
+    assert row == {"gpu_temp_c": 61.0, "gpu_util_ratio": 0.5}
+    assert "DCGM_FI_DEV_POWER_USAGE" not in table.by_name
+    assert "DCGM_FI_DEV_POWER_USAGE" in metrics.BY_NAME  # the default is as it was
+    assert table.variants["acme_link_7_tx"][0] == 7
+    assert table.by_name["acme_up"][0].where == (("state", "active"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("acme", {"column": "gpu_temperature"}, ("acme", "gpu_temperature", "gpu_temp_c")),
+        ("acme", {"scale": 2.0}, ("acme", "column is missing")),
+        ("acme", {"column": "is_link_up"}, ("entity", "link", "port")),
+        ("acme", {"column": "gpu_temp_c", "entity": "node"}, ("entity", "node", "gpu")),
+        ("acme", {"column": "gpu_temp_c", "entity": "cpu"}, ("entity", "cpu", "health")),
+        ("acme", {"column": "gpu_temp_c", "kind": "summary"}, ("kind", "summary", "bitmask")),
+        ("acme", {"column": "gpu_temp_c", "scale": 0.0}, ("scale", "0.0")),
+        ("acme", {"column": "gpu_temp_c", "mask": 4}, ("mask", "gpu_temp_c")),
+        ("acme", {"column": "gpu_temp_c", "where": {"name": "("}}, ("where.name", "'('")),
+        ("acme metric", {"column": "gpu_temp_c"}, ("acme metric",)),
+    ],
+)
+def test_a_wrong_mapping_is_refused_in_words(name: str, fields: dict[str, object], words: tuple[str, ...]) -> None:
+    with pytest.raises(metrics.MetricError) as caught:
+        metrics.DEFAULT.overridden({name: fields})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_pattern_of_names_matches_what_is_read() -> None:
+    pattern = re.compile(metrics.DEFAULT.pattern("gpu", "link"))
+    assert pattern.fullmatch("DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_L17_TOTAL")
+    assert pattern.fullmatch("DCGM_FI_DEV_GPU_TEMP")
+    assert not pattern.fullmatch("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
+    assert all(re.fullmatch(metrics.DEFAULT.pattern(), name) for name in metrics.BY_NAME)

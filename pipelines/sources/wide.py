@@ -1,142 +1,35 @@
-"""From series to wide rows: one row a GPU (or node) and time, one column a quantity.
+"""From series to wide rows: one row a GPU (node, NVLink or port) and time, one column a quantity.
 
 Used by every source that reads exporters. Samples of one scrape share their time stamp, so nearly always every metric
 of a GPU has the same times and its values can be laid side by side without a join; where it has not, they are joined.
-No I/O here; names and units stand in `features/metrics.py`.
+No I/O here; names and units stand in `features/metrics.py`, differences of counters in `rates.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from features import metrics
-from features.vocabulary import TIME
+from features.exporters.metric import FED
+from features.vocabulary import TIME, conform
 from pipelines.sources import empty_frame, gpu_frame, node_frame
+from pipelines.sources.rates import rates_of
+from pipelines.sources.series import UP, Entity, Index, Names, Samples, drop_absurd_times
 
-UP = "up"
-_NAMES = (*metrics.GPU_NAMES, *metrics.NODE_NAMES, UP)
-_NAME_IDS = {name: i for i, name in enumerate(_NAMES)}
-_GPU_COUNT = len(metrics.GPU_NAMES)
-_FIRST_MS = 946_684_800_000  # 2000-01-01
-_AHEAD = timedelta(days=1)
-_UP_METRIC = metrics.Metric(UP, "is_up", entity="node")
+__all__ = ["UP", "Entity", "Frames", "Index", "Samples", "drop_absurd_times", "to_frames"]
 
-
-class Entity(NamedTuple):
-    """What a series speaks of, and the scrape job that brought it: series of one scrape job share their times."""
-
-    node: str
-    gpu_uuid: str
-    gpu_index: int | None
-    job_id: str
-    group: str
-    mig_instance: str = ""
-    mig_profile: str = ""
-
-
-class Index:
-    """Series by their labels, resolved once each.
-
-    Kept over calls: labels repeat at every read. Entries that one read did not meet are dropped when they outnumber
-    those it met.
-    """
-
-    def __init__(self) -> None:
-        self.entities: list[Entity] = []
-        self._ids: dict[Entity, int] = {}
-        self._known: dict[object, tuple[int, int] | None] = {}
-        self._met = 0
-
-    def get(self, key: object) -> tuple[int, int] | None:
-        """(name id, entity id) of a known series; None when it is of no use to us. KeyError when it is not known."""
-        return self._known[key]
-
-    def add(
-        self, key: object, name: str, labels: Mapping[str, str], node: str = "", group: str = ""
-    ) -> tuple[int, int] | None:
-        """Resolve a series and remember it under `key`.
-
-        Args:
-            key: What identifies the series in later reads.
-            name: Metric name.
-            labels: Its labels.
-            node: Name of its node when known otherwise.
-            group: Its scrape job.
-
-        Returns:
-            (name id, entity id), or None when the series is of no use to us.
-        """
-        resolved = None
-        if name in _NAME_IDS:
-            rows = (_UP_METRIC,) if name == UP else metrics.BY_NAME[name]
-            identity = next(filter(None, (metrics.identify(row, labels, node) for row in rows)), None)
-            if identity is not None:
-                whose, instance = identity[:4], identity[4:]
-                resolved = _NAME_IDS[name], self._entity(Entity(*whose, group, *instance))
-        self._known[key] = resolved
-        return resolved
-
-    def _entity(self, entity: Entity) -> int:
-        number = self._ids.get(entity)
-        if number is None:
-            number = self._ids[entity] = len(self.entities)
-            self.entities.append(entity)
-        return number
-
-    def prune(self, met: int) -> None:
-        """After a read that met `met` series: forget everything when most of what is known is gone."""
-        if len(self._known) > 1000 and len(self._known) > 3 * met:
-            self.entities, self._ids, self._known = [], {}, {}
-
-
-class Samples(NamedTuple):
-    """Resolved series and their samples, in flat arrays.
-
-    Attributes:
-        name: Name id of each series.
-        entity: Entity id of each series.
-        counts: Number of samples of each series.
-        ts_ms: Time of each sample, ms since the epoch, series after series.
-        values: Value of each sample.
-    """
-
-    name: np.ndarray
-    entity: np.ndarray
-    counts: np.ndarray
-    ts_ms: np.ndarray
-    values: np.ndarray
-
-
-def drop_absurd_times(samples: Samples, index: Index, now: datetime) -> tuple[Samples, list[str]]:
-    """Samples whose time can be true: from 2000 to one day ahead of now. Others would not fit a time column.
-
-    Args:
-        samples: Of any metrics.
-        index: The index that resolved them.
-        now: UTC.
-
-    Returns:
-        The samples left (a series may be left with none), and a warning that counts the others and names one.
-    """
-    last = round((now + _AHEAD).timestamp() * 1000)
-    inside = (samples.ts_ms >= _FIRST_MS) & (samples.ts_ms <= last)
-    if inside.all():
-        return samples, []
-    owner = np.repeat(np.arange(len(samples.counts)), samples.counts)
-    odd = int(np.argmin(inside))
-    name, entity = _NAMES[samples.name[owner[odd]]], index.entities[samples.entity[owner[odd]]]
-    warning = (
-        f"{len(inside) - int(inside.sum())} samples have an impossible time and are left out, "
-        f"as {name} of {entity.gpu_uuid or entity.node} on {entity.node} at {int(samples.ts_ms[odd])} ms "
-        "since 1970: is that exporter's clock right?"
-    )
-    counts = np.bincount(owner[inside], minlength=len(samples.counts))
-    return Samples(samples.name, samples.entity, counts, samples.ts_ms[inside], samples.values[inside]), [warning]
+_KEYS: dict[metrics.Entity, tuple[str, ...]] = {
+    "gpu": ("node", "gpu_uuid", "gpu_index", "job_id", "mig_instance", "mig_profile"),
+    "health": ("node", "gpu_uuid"),
+    "link": ("node", "gpu_uuid", "link"),
+    "port": ("node", "device", "port"),
+    "node": ("node",),
+}
+_TABLES = {"health": "core_gpu_health", "link": "core_link_samples", "port": "raw_port_samples"}
+_KEY_TYPES: dict[str, type[pl.DataType]] = {"gpu_index": pl.Int32, "link": pl.Int32}
 
 
 class Frames(NamedTuple):
@@ -169,18 +62,42 @@ def to_frames(samples: Samples, index: Index, cluster: str) -> Frames:
         index: The index that resolved them.
         cluster: Name of the cluster, for the key.
     """
-    is_gpu = samples.name < _GPU_COUNT
-    gpu, gpu_group = _frame(_select(samples, is_gpu), index, cluster, "gpu")
-    node, node_group = _frame(_select(samples, ~is_gpu), index, cluster, "node")
+    samples = _with_rates(samples, index)
+    kinds = index.names.kind[samples.name]
+    made: dict[metrics.Entity, tuple[pl.DataFrame, pl.Series]] = {
+        entity: _frame(_select(samples, kinds == number), index, cluster, entity) for number, entity in enumerate(FED)
+    }
+    (gpu, gpu_group), link = made["gpu"], made["link"][0]
     return Frames(
-        gpu,
-        node,
-        gpu_group,
-        node_group,
-        empty_frame("core_gpu_health"),
-        empty_frame("core_link_samples"),
-        empty_frame("raw_port_samples"),
+        gpu_frame(_with_links(gpu, link)), made["node"][0], gpu_group, made["node"][1],
+        made["health"][0], link, made["port"][0],
+    )  # fmt: skip
+
+
+def _with_rates(samples: Samples, index: Index) -> Samples:
+    is_rate = index.names.is_rate[samples.name]
+    if not is_rate.any():
+        return samples
+    keys = list(zip(samples.name.tolist(), samples.entity.tolist(), strict=True))
+    values, kept = rates_of(is_rate, keys, samples.counts, samples.ts_ms, samples.values, index.counters)
+    owner = np.repeat(np.arange(len(samples.counts)), samples.counts)
+    counts = np.bincount(owner[kept], minlength=len(samples.counts))
+    return Samples(samples.name, samples.entity, counts, samples.ts_ms[kept], values[kept])
+
+
+def _with_links(gpu: pl.DataFrame, link: pl.DataFrame) -> pl.DataFrame:
+    """Throughput of a GPU from that of its links, where nothing gives the whole."""
+    names = {"nvlink_tx_bytes_per_s": "link_tx_bytes_per_s", "nvlink_rx_bytes_per_s": "link_rx_bytes_per_s"}
+    if gpu.is_empty() or link.select(pl.all_horizontal(pl.col(*names.values()).is_null().all())).item():
+        return gpu
+    key = ("node", "gpu_uuid", "ts")
+    sums = link.group_by(key).agg(
+        pl.when(pl.col(part).count() > 0).then(pl.col(part).sum()).alias(f"_{whole}") for whole, part in names.items()
     )
+    joined = gpu.join(sums, on=key, how="left", maintain_order="left")
+    return joined.with_columns(
+        pl.coalesce([*([whole] if whole in gpu.columns else []), f"_{whole}"]).alias(whole) for whole in names
+    ).drop(f"_{whole}" for whole in names)
 
 
 def _select(samples: Samples, series: np.ndarray) -> Samples:
@@ -192,40 +109,38 @@ def _select(samples: Samples, series: np.ndarray) -> Samples:
     )
 
 
+def _empty(entity: metrics.Entity) -> pl.DataFrame:
+    if entity in _TABLES:
+        return empty_frame(_TABLES[entity])
+    return gpu_frame() if entity == "gpu" else node_frame()
+
+
 def _frame(samples: Samples, index: Index, cluster: str, entity: metrics.Entity) -> tuple[pl.DataFrame, pl.Series]:
     if not len(samples.ts_ms):
-        frame = gpu_frame() if entity == "gpu" else node_frame()
-        return frame, pl.Series("group", [], dtype=pl.String)
-    wide = _widen(samples)
-    used = wide["entity"].to_numpy()
-    present, where = np.unique(used, return_inverse=True)
+        return _empty(entity), pl.Series("group", [], dtype=pl.String)
+    wide = _widen(samples, index.names)
+    present, where = np.unique(wide["entity"].to_numpy(), return_inverse=True)
     rows = [index.entities[i] for i in present]
     known = pl.DataFrame(
-        {
-            "node": [row.node for row in rows],
-            "gpu_uuid": [row.gpu_uuid for row in rows],
-            "gpu_index": pl.Series([row.gpu_index for row in rows], dtype=pl.Int32),
-            "job_id": [row.job_id or None for row in rows],
-            "group": [row.group for row in rows],
-            "mig_instance": [row.mig_instance or None for row in rows],
-            "mig_profile": [row.mig_profile or None for row in rows],
-        },
-        schema_overrides=dict.fromkeys(("job_id", "mig_instance", "mig_profile"), pl.String),
-    )[where]
-    keys = ("node", "gpu_uuid", "gpu_index", "job_id") if entity == "gpu" else ("node",)
+        pl.Series(name, [getattr(row, name) for row in rows], dtype=_KEY_TYPES.get(name, pl.String))
+        for name in (*_KEYS[entity], "group")
+    )
+    absent = [name for name in ("job_id", "mig_instance", "mig_profile") if name in known.columns]
+    known = known.with_columns(pl.col(name).replace("", None) for name in absent)[where]
     frame = wide.drop("entity").with_columns(
         pl.col("ts").cast(pl.Datetime("ms", "UTC")).cast(TIME),
         pl.lit(cluster).alias("cluster"),
-        *(known[name] for name in keys),
-        *([known["mig_instance"], known["mig_profile"]] if entity == "gpu" else []),
+        *(known[name] for name in _KEYS[entity]),
     )
     if UP in frame.columns:
         frame = frame.with_columns((pl.col(UP) > 0).alias("is_up")).drop(UP)
-    frame = metrics.to_columns(frame, entity)
+    frame = metrics.to_columns(frame, entity, index.table)
+    if entity in _TABLES:
+        return conform(frame, _TABLES[entity]), known["group"]
     return (gpu_frame(frame) if entity == "gpu" else node_frame(frame)), known["group"]
 
 
-def _widen(samples: Samples) -> pl.DataFrame:
+def _widen(samples: Samples, names: Names) -> pl.DataFrame:
     """One row an (entity, ts), one column a metric name; several series of a name and entity merge by the maximum."""
     order = np.lexsort((samples.entity, samples.name))
     counts = samples.counts[order]
@@ -236,7 +151,7 @@ def _widen(samples: Samples) -> pl.DataFrame:
     ids, first = np.unique(samples.name[order], return_index=True)
     bounds = [*(np.cumsum(counts) - counts)[first], len(ts)]
     slices = sorted(
-        ((_NAMES[ids[k]], slice(bounds[k], bounds[k + 1])) for k in range(len(ids))),
+        ((names.variants[ids[k]].label, slice(bounds[k], bounds[k + 1])) for k in range(len(ids))),
         key=lambda item: item[1].start - item[1].stop,
     )
     base = slices[0][1]

@@ -1,0 +1,169 @@
+"""Whose series it is: node, GPU, MIG instance, link or port, from the labels that exporters and Prometheus give.
+
+Labels of workloads (pod, namespace, container), of versions (driver, VBIOS) and of replicas never take part, so that
+one thing is one key however its labels come and go. What a metric feeds stands in `features/metrics.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from features.exporters.metric import Metric
+from features.exporters.nvidia_smi import SMI
+
+# In order of trust. `node` is set on purpose by whoever wrote the scrape configuration.
+NODE_LABELS = ("node", "Hostname", "hostname", "kubernetes_node", "nodename", "host", "instance")
+UUID_LABELS = ("UUID", "uuid", "gpu_uuid", "serial_number")
+INDEX_LABELS = ("gpu", "gpu_id", "index", "card", "minor_number", "ordinal")
+LINK_LABELS = ("nvlink", "link_index", "link")
+DEVICE_LABELS = ("device", "interface")
+PORT_LABELS = ("port", "local_port")
+JOB_LABELS = ("hpc_job", "job_id", "slurm_job_id", "slurm_jobid", "jobid")
+# Series of a link, a switch or a CPU are not series of a GPU, though they carry its label.
+_OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore", "peer_gpu")
+_EXPORTED = "exported_"
+_FABRIC_NAME = "local_name"  # of a port as the subnet manager describes it: `n1 mlx5_0`
+_BARE_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_INDEX = re.compile(r"[0-9]{1,5}")  # longer ones are serial numbers or nonsense, no positions
+_LINK = re.compile(r"[A-Za-z]*([0-9]{1,3})")
+_MAX_LINK = 255
+_POD_NAME = re.compile(r"exporter-[a-z0-9]{4,10}$")
+_WHOLE_GPU = ("", "spx")  # compute partition types of AMD that leave a GPU in one piece
+_pattern = functools.cache(re.compile)
+
+
+class Identity(NamedTuple):
+    """Whose series it is; what is not of its kind, or no label tells, is empty.
+
+    Attributes:
+        node: Name of the node.
+        gpu_uuid: UUID of the GPU, `<node>:<index>` when it has no usable one.
+        gpu_index: Its index at that time.
+        job_id: Job on it.
+        mig_instance: Id of the MIG instance or partition; empty for a whole GPU.
+        mig_profile: Its profile, as `1g.10gb`.
+        link: Number of the NVLink.
+        device: Network device.
+        port: Port of the network device.
+    """
+
+    node: str
+    gpu_uuid: str
+    gpu_index: int | None
+    job_id: str
+    mig_instance: str = ""
+    mig_profile: str = ""
+    link: int | None = None
+    device: str = ""
+    port: str = ""
+
+
+def _label(labels: Mapping[str, str], name: str) -> str:
+    """A label as the exporter gave it: when Prometheus has one of that name of its own, it renames the exporter's."""
+    return labels.get(_EXPORTED + name) or labels.get(name, "")
+
+
+def _first(labels: Mapping[str, str], names: Iterable[str]) -> str:
+    return next((text for name in names if (text := _label(labels, name))), "")
+
+
+def node_name(labels: Mapping[str, str]) -> str:
+    """Name of the node from the labels of a series or target; empty when none tells it.
+
+    Ports and domains are cut (`n1.example.org:9400` is `n1`), addresses stay. A `Hostname` that is the name of the
+    exporter's own pod is passed over.
+    """
+    for label in NODE_LABELS:
+        for text in (labels.get(_EXPORTED + label, ""), labels.get(label, "")):
+            if text and not text.startswith("<<<") and not _POD_NAME.search(text):
+                return short_host(text)
+    return ""
+
+
+def short_host(text: str) -> str:
+    """A host name without port and domain; an address without port."""
+    host = text
+    if text.startswith("["):
+        host = text[1:].split("]", 1)[0]
+    elif text.count(":") == 1:
+        host = text.split(":", 1)[0]
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host.split(".", 1)[0]
+    return host
+
+
+def identify(metric: Metric, labels: Mapping[str, str], node: str = "", lane: int | None = None) -> Identity | None:
+    """Whose series it is.
+
+    Args:
+        metric: Row of the series' name.
+        labels: Its labels.
+        node: Name of the node when the caller knows it better than the labels.
+        lane: Number of the NVLink when the series' name tells it.
+
+    Returns:
+        The identity; None when the series is not of the metric's kind of entity, does not match its `where`, or no
+        label tells the node, link or port. Health and links belong to the whole GPU: they have no job and instance.
+    """
+    if any(not _pattern(pattern).search(_label(labels, label)) for label, pattern in metric.where):
+        return None
+    fabric = labels.get(_FABRIC_NAME, "").split() if metric.entity == "port" else []
+    node = (short_host(fabric[0]) if fabric else "") or node or node_name(labels)
+    if not node:
+        return None
+    if metric.entity == "node":
+        return Identity(node, "", None, "")
+    if metric.entity == "port":
+        device = " ".join(fabric[1:]) or labels.get("local_guid", "") if fabric else _first(labels, DEVICE_LABELS)
+        device, _, port = device.partition(":")
+        port = _first(labels, PORT_LABELS) or port or "1"
+        return Identity(node, "", None, "", device=device, port=port) if device else None
+    if metric.entity == "link":
+        lane = _link(labels) if lane is None else lane
+        gpu = None if lane is None else _gpu(metric, labels, node)
+        return None if gpu is None else Identity(node, gpu[0], None, "", link=lane)
+    gpu = None if any(labels.get(label) for label in _OTHER_ENTITIES) else _gpu(metric, labels, node)
+    if gpu is None:
+        return None
+    if metric.entity == "health":
+        return Identity(node, gpu[0], None, "")
+    return Identity(node, *gpu, _job(labels), *_instance(labels))
+
+
+def _link(labels: Mapping[str, str]) -> int | None:
+    match = _LINK.fullmatch(_first(labels, LINK_LABELS))
+    return int(match[1]) if match and int(match[1]) <= _MAX_LINK else None
+
+
+def _gpu(metric: Metric, labels: Mapping[str, str], node: str) -> tuple[str, int | None] | None:
+    index = next((int(text) for name in INDEX_LABELS if _INDEX.fullmatch(text := _label(labels, name))), None)
+    uuid = next((text for name in UUID_LABELS if _is_id(text := _label(labels, name))), "")
+    if metric.name.startswith(SMI) and _BARE_UUID.fullmatch(uuid):
+        uuid = f"GPU-{uuid}"  # nvidia_gpu_exporter strips the prefix that everyone else keeps
+    if not uuid:
+        return None if index is None else (f"{node}:{index}", index)
+    return uuid, index
+
+
+def _is_id(text: str) -> bool:
+    return bool(text) and not text.startswith("<<<") and bool(text.strip("0-xN/A"))
+
+
+def _job(labels: Mapping[str, str]) -> str:
+    job = _first(labels, JOB_LABELS)
+    # `exported_job` is a job label that the exporter gave and Prometheus renamed; plain `job` is the scrape job. Beside
+    # `exported_instance` it is the scrape job of another Prometheus.
+    return job or ("" if labels.get("exported_instance") else labels.get("exported_job", ""))
+
+
+def _instance(labels: Mapping[str, str]) -> tuple[str, str]:
+    if instance := _label(labels, "GPU_I_ID"):
+        return instance, _label(labels, "GPU_I_PROFILE")
+    partition, kind = labels.get("gpu_partition_id", ""), labels.get("gpu_compute_partition_type", "").lower()
+    return (partition, kind) if _INDEX.fullmatch(partition) and kind not in _WHOLE_GPU else ("", "")

@@ -1,0 +1,160 @@
+"""Series and what they speak of: labels resolved once each, and the flat arrays in which their samples travel.
+
+Used by every source that reads exporters. Laying samples side by side stands in `wide.py`. No I/O here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import numpy as np
+
+from features import metrics
+from features.exporters.metric import FED
+from pipelines.sources.rates import Counter
+
+UP = "up"
+_FIRST_MS = 946_684_800_000  # 2000-01-01
+_AHEAD = timedelta(days=1)
+_UP = metrics.Variant(UP, "node", (metrics.Metric(UP, "is_up", entity="node"),))
+
+
+class Names:
+    """Numbers of the variants of a vocabulary, those of one kind of entity beside each other."""
+
+    def __init__(self, table: metrics.MetricTable) -> None:
+        self.variants = [*(v for entity in FED for v in table.by_label[entity].values()), _UP]
+        self.ids = {(v.entity, v.label): i for i, v in enumerate(self.variants)}
+        self.kind = np.array([FED.index(v.entity) for v in self.variants])
+        self.is_rate = np.array([any(row.is_differentiated for row in v.rows) for v in self.variants])
+
+
+@functools.lru_cache(maxsize=32)
+def _names(table: metrics.MetricTable) -> Names:
+    return Names(table)
+
+
+class Entity(NamedTuple):
+    """What a series speaks of, and the scrape job that brought it: series of one scrape job share their times."""
+
+    node: str
+    gpu_uuid: str
+    gpu_index: int | None
+    job_id: str
+    group: str
+    mig_instance: str = ""
+    mig_profile: str = ""
+    link: int | None = None
+    device: str = ""
+    port: str = ""
+
+
+class Index:
+    """Series by their labels, resolved once each.
+
+    Kept over calls: labels repeat at every read. Entries that one read did not meet are dropped when they outnumber
+    those it met.
+
+    Args:
+        table: The vocabulary; with a user's own mappings where there are some.
+    """
+
+    def __init__(self, table: metrics.MetricTable = metrics.DEFAULT) -> None:
+        self.table = table
+        self.names = _names(table)
+        self.entities: list[Entity] = []
+        self.counters: dict[tuple[int, int], Counter] = {}
+        self._ids: dict[Entity, int] = {}
+        self._known: dict[object, tuple[int, int] | None] = {}
+
+    def get(self, key: object) -> tuple[int, int] | None:
+        """(name id, entity id) of a known series; None when it is of no use to us. KeyError when it is not known."""
+        return self._known[key]
+
+    def add(
+        self, key: object, name: str, labels: Mapping[str, str], node: str = "", group: str = ""
+    ) -> tuple[int, int] | None:
+        """Resolve a series and remember it under `key`.
+
+        Args:
+            key: What identifies the series in later reads.
+            name: Metric name.
+            labels: Its labels.
+            node: Name of its node when known otherwise.
+            group: Its scrape job.
+
+        Returns:
+            (name id, entity id), or None when the series is of no use to us.
+        """
+        resolved = None
+        lane, variants = (None, (_UP,)) if name == UP else self.table.variants.get(name, (None, ()))
+        for variant in variants:
+            identity = metrics.identify(variant.rows[0], labels, node, lane)
+            if identity is not None:
+                # What is of the GPU as a whole, or of a port, is one row whoever brought it.
+                origin = group if variant.entity in ("gpu", "node") else ""
+                entity = Entity(*identity[:4], origin, *identity[4:])
+                resolved = self.names.ids[variant.entity, variant.label], self._entity(entity)
+                break
+        self._known[key] = resolved
+        return resolved
+
+    def _entity(self, entity: Entity) -> int:
+        number = self._ids.get(entity)
+        if number is None:
+            number = self._ids[entity] = len(self.entities)
+            self.entities.append(entity)
+        return number
+
+    def prune(self, met: int) -> None:
+        """After a read that met `met` series: forget everything when most of what is known is gone."""
+        if len(self._known) > 1000 and len(self._known) > 3 * met:
+            self.entities, self._ids, self._known, self.counters = [], {}, {}, {}
+
+
+class Samples(NamedTuple):
+    """Resolved series and their samples, in flat arrays.
+
+    Attributes:
+        name: Name id of each series.
+        entity: Entity id of each series.
+        counts: Number of samples of each series.
+        ts_ms: Time of each sample, ms since the epoch, series after series.
+        values: Value of each sample.
+    """
+
+    name: np.ndarray
+    entity: np.ndarray
+    counts: np.ndarray
+    ts_ms: np.ndarray
+    values: np.ndarray
+
+
+def drop_absurd_times(samples: Samples, index: Index, now: datetime) -> tuple[Samples, list[str]]:
+    """Samples whose time can be true: from 2000 to one day ahead of now. Others would not fit a time column.
+
+    Args:
+        samples: Of any metrics.
+        index: The index that resolved them.
+        now: UTC.
+
+    Returns:
+        The samples left (a series may be left with none), and a warning that counts the others and names one.
+    """
+    last = round((now + _AHEAD).timestamp() * 1000)
+    inside = (samples.ts_ms >= _FIRST_MS) & (samples.ts_ms <= last)
+    if inside.all():
+        return samples, []
+    owner = np.repeat(np.arange(len(samples.counts)), samples.counts)
+    odd = int(np.argmin(inside))
+    name, entity = index.names.variants[samples.name[owner[odd]]].label, index.entities[samples.entity[owner[odd]]]
+    warning = (
+        f"{len(inside) - int(inside.sum())} samples have an impossible time and are left out, "
+        f"as {name} of {entity.gpu_uuid or entity.node} on {entity.node} at {int(samples.ts_ms[odd])} ms "
+        "since 1970: is that exporter's clock right?"
+    )
+    counts = np.bincount(owner[inside], minlength=len(samples.counts))
+    return Samples(samples.name, samples.entity, counts, samples.ts_ms[inside], samples.values[inside]), [warning]
