@@ -1,4 +1,4 @@
-"""Instances of a GPU in MIG mode: their rows become one row of the whole GPU.
+"""Instances of a GPU in MIG mode, and partitions of AMD's: their rows become one row of the whole GPU.
 
 An exporter repeats what belongs to the board (power, temperature, clocks, errors) on every instance, gives activity of
 each instance by itself, and memory of the instances or of the board. Only this aggregation belongs here.
@@ -15,6 +15,7 @@ _KEY = ("cluster", "node", "gpu_uuid", "ts")
 _SUMMED = ("fb_used_bytes", "fb_total_bytes", "fb_reserved_bytes")
 _ACTIVITY = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 _SLICES = 7
+_AMD = ("dpx", "tpx", "qpx", "cpx")  # partitions of equal size, whose utilisation is measured
 # Profiles that only boards of four slices have: A30 (24 GB) and RTX PRO 6000 (96 GB).
 _OF_FOUR = r"^(?:\d+c\.)?(?:1g\.6gb|2g\.12gb|4g\.24gb|2g\.48gb|4g\.96gb)"
 
@@ -24,7 +25,8 @@ def merge_instances(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.D
 
     Power, temperatures, clocks, limits, traffic, flags, XID and errors by their maximum. Memory is the whole GPU's own
     where a row of it has it, else the sum over its instances. Activity is the mean over the slices of the GPU, those of
-    no instance being idle (1g.10gb is one of seven; of an A30 one of four). Utilisation 0 is not believed.
+    no instance being idle (1g.10gb is one of seven; of an A30 one of four). Utilisation 0 is not believed. Partitions
+    of AMD's GPUs have equal parts, in utilisation too.
 
     Args:
         samples: Rows of `raw_gpu_samples`, values bounded already.
@@ -43,10 +45,7 @@ def merge_instances(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.D
     parts = unique(rows.filter(is_part), (*_KEY, "mig_instance"), findings)
     merged = _with_activity(_with_memory(merge(rows.drop("mig_instance", "mig_profile"), _KEY, findings), whole, parts),
                             whole, parts, findings)  # fmt: skip
-    unmeasured = merged.select((pl.col("gpu_util_ratio") == 0).fill_null(False)).to_series()
-    if unmeasured.any():
-        findings.append(count(merged.filter(unmeasured), "gpu_util_ratio", "zero_on_mig"))
-        merged = merged.with_columns(pl.when(~unmeasured).then(pl.col("gpu_util_ratio")).alias("gpu_util_ratio"))
+    merged = _with_utilisation(merged, parts, findings)
     return pl.concat([others, merged.select(others.columns)])
 
 
@@ -58,14 +57,37 @@ def _with_memory(merged: pl.DataFrame, whole: pl.DataFrame, parts: pl.DataFrame)
     return _replaced(merged, _SUMMED, whole, sums)
 
 
+def _with_utilisation(merged: pl.DataFrame, parts: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.DataFrame:
+    name = "gpu_util_ratio"
+    equal = (
+        parts.filter(pl.col("mig_profile").is_in(_AMD))
+        .group_by(_KEY)
+        .agg(pl.col(name).mean().alias("_mean"), _equal=True)
+    )
+    rows = merged.join(equal, on=_KEY, how="left", maintain_order="left")
+    unmeasured = rows.select(((pl.col(name) == 0) & pl.col("_equal").is_null()).fill_null(False)).to_series()
+    if unmeasured.any():
+        findings.append(count(rows.filter(unmeasured), name, "zero_on_mig"))
+    value = pl.when(~unmeasured).then(pl.coalesce("_mean", name)).alias(name)
+    return rows.with_columns(value).drop("_mean", "_equal")
+
+
 def _with_activity(
     merged: pl.DataFrame, whole: pl.DataFrame, parts: pl.DataFrame, findings: list[pl.DataFrame]
 ) -> pl.DataFrame:
     profile = pl.col("mig_profile")
     compute, graphics = profile.str.extract(r"^(\d+)c\."), profile.str.extract(r"^(?:\d+c\.)?(\d+)g\b")
     weighted = parts.with_columns(
-        pl.coalesce(compute, graphics).cast(pl.Float64).alias("_slices"),
-        pl.when(profile.str.contains(_OF_FOUR)).then(4).otherwise(_SLICES).alias("_of"),
+        pl.when(profile.is_in(_AMD))
+        .then(1.0)
+        .otherwise(pl.coalesce(compute, graphics).cast(pl.Float64))
+        .alias("_slices"),
+        pl.when(profile.is_in(_AMD))
+        .then(pl.len().over(_KEY))
+        .when(profile.str.contains(_OF_FOUR))
+        .then(4)
+        .otherwise(_SLICES)
+        .alias("_of"),
     )
     means = weighted.group_by(_KEY, maintain_order=True).agg(
         pl.when((pl.col(name).null_count() == 0) & (pl.col("_slices").null_count() == 0))

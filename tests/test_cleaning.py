@@ -180,6 +180,21 @@ def test_share_of_a_mig_profile(profile: str, share: float) -> None:
     assert quality == {}
 
 
+def test_partitions_of_amd_are_equal_parts() -> None:
+    frame, quality = clean_gpu_samples(
+        raw(
+            mig("0", "dpx", gpu_power_w=600.0, gpu_util_ratio=0.9, dram_active_ratio=0.5, fb_used_bytes=1e10),
+            mig("1", "dpx", gpu_power_w=0.0, gpu_util_ratio=0.0, dram_active_ratio=0.1, fb_used_bytes=0.0),
+        )
+    )
+    row = frame.row(0, named=True)
+    assert row["gpu_util_ratio"] == pytest.approx(0.45)  # an idle partition is measured
+    assert row["dram_active_ratio"] == pytest.approx(0.3)
+    assert row["fb_used_bytes"] == pytest.approx(1e10)
+    assert row["gpu_power_w"] == 600  # the second partition says 0: not measured there
+    assert quality.rows() == [("gpu_power_w", "zero_is_missing", 1, "a/n1/GPU-1/1")]
+
+
 def test_activity_without_a_profile_is_unknown() -> None:
     row, quality = one(mig_instance="9", mig_profile=None, sm_active_ratio=1.0)
     assert row["sm_active_ratio"] is None

@@ -49,6 +49,8 @@ def reasons(quality: pl.DataFrame) -> dict[tuple[str, str], int]:
         ("ecc_corrected_total", 9223372036854775807.0, "sentinel"),
         ("ecc_corrected_total", 18446744073709551615.0, "sentinel"),  # all ones of 64 bits
         ("ecc_corrected_total", 4294967295.0, "saturated"),
+        ("energy_total_j", 140737488355328.0 * 1e-3, "sentinel"),  # millijoules
+        ("mem_copy_util_ratio", 655.35, "sentinel"),  # all ones of 16 bits, percent
         ("pcie_replay_total", -1.0, "out_of_range"),
         ("retired_pages_total", 4294967295.0, "sentinel"),
         ("pcie_link_width", 65535, "sentinel"),
