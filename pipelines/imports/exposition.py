@@ -49,8 +49,11 @@ def read_exposition(task: Task) -> Iterator[Piece]:
         `raw_gpu_samples`, `core_node_samples` and what else the metrics feed.
     """
     index = Index()
-    for path in task.files:
-        moment = task.at or time_of_name(path.name, task.zone)
+    timed = [(time_of_name(path.name, task.zone), path) for path in task.files]
+    # By time: counters are differentiated from scrape to scrape. Without one, by name.
+    timed.sort(key=lambda item: (item[0] is None, item[0] or task.now, item[1].name))
+    for told, path in timed:
+        moment = told or task.at
         for batch in batches(path, task.report, task.progress, _BATCH):
             lines = [line for line in batch if not _breaks_off(line, task)]
             page = _parse(lines, index, task, path)

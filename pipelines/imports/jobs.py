@@ -36,7 +36,7 @@ def read_jobs(task: Task) -> Iterator[Piece]:
             if missing:
                 raise ImportingError(f"{path}: columns {', '.join(missing)} are missing; found: {_found(frame)}")
             unknown_columns(frame, tuple(types), task.report)
-            jobs = typed(frame, types, task)
+            jobs = typed(frame, types, task, ("job_id", "submit_time"))
             if "cluster" in jobs.columns:
                 names.update(jobs["cluster"].drop_nulls().unique())
             yield {"raw_jobs": _usable(jobs, task, written)}

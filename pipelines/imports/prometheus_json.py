@@ -108,17 +108,17 @@ def _items(path: Path, body: bytes, task: Task) -> tuple[list[msgspec.Raw], bool
         return [], False
 
 
-def _decoded(items: list[msgspec.Raw], first: int, is_vector: bool, task: Task) -> list[Matrix]:
-    """All series at once where they can be read, else one by one."""
+def _decoded(items: list[msgspec.Raw], first: int, is_vector: bool, task: Task) -> tuple[list[Matrix], list[int]]:
+    """All series at once where they can be read, else one by one; and the place of each in the answer."""
     if is_vector:
         return _vector(items, first, task)
     try:
         whole = decode_matrix(b"[" + b",".join(bytes(item) for item in items) + b"]")
         if len(whole.labels) == len(items):
-            return [whole]
+            return [whole], list(range(first + 1, first + 1 + len(items)))
     except _UNREADABLE:
         pass
-    found = []
+    found, places = [], []
     for i, item in enumerate(items):
         try:
             one = decode_matrix(b"[" + bytes(item) + b"]")
@@ -127,13 +127,14 @@ def _decoded(items: list[msgspec.Raw], first: int, is_vector: bool, task: Task) 
             continue
         if one.labels:
             found.append(one)
+            places.append(first + i + 1)
         else:
             task.report.skip(_NO_SAMPLES, 1, first + i + 1)
-    return found
+    return found, places
 
 
-def _vector(items: list[msgspec.Raw], first: int, task: Task) -> list[Matrix]:
-    labels, ts_ms, values = [], [], []
+def _vector(items: list[msgspec.Raw], first: int, task: Task) -> tuple[list[Matrix], list[int]]:
+    labels, ts_ms, values, places = [], [], [], []
     for i, item in enumerate(items):
         try:
             one = _INSTANT.decode(item)
@@ -147,7 +148,10 @@ def _vector(items: list[msgspec.Raw], first: int, task: Task) -> list[Matrix]:
             continue
         labels.append(bytes(one.metric))
         values.append(value)
-    return [Matrix(labels, np.ones(len(labels), np.int64), np.array(ts_ms, np.int64), np.array(values, np.float64))]
+        places.append(first + i + 1)
+    return [
+        Matrix(labels, np.ones(len(labels), np.int64), np.array(ts_ms, np.int64), np.array(values, np.float64))
+    ], places
 
 
 def _refuse(item: msgspec.Raw, place: int, error: Exception, task: Task) -> None:
@@ -159,21 +163,21 @@ def _frames(
     items: list[msgspec.Raw], first: int, is_vector: bool, index: Index, scrape_jobs: set[str], task: Task
 ) -> Iterator[Piece]:
     task.report.read += len(items)
-    parts = _decoded(items, first, is_vector, task)
+    parts, places = _decoded(items, first, is_vector, task)
     if not parts:
         return
     labels = [raw for part in parts for raw in part.labels]
     counts = np.concatenate([part.counts for part in parts])
     ts = np.concatenate([part.ts_ms for part in parts])
     values = np.concatenate([part.values for part in parts])
-    name, entity, kept = _resolve(labels, first, index, scrape_jobs, task)
+    name, entity, kept = _resolve(labels, places, index, scrape_jobs, task)
     each = np.repeat(kept, counts)
     if each.any():
         yield frames_of(Samples(name[kept], entity[kept], counts[kept], ts[each], values[each]), index, task)
 
 
 def _resolve(
-    labels: list[bytes], first: int, index: Index, scrape_jobs: set[str], task: Task
+    labels: list[bytes], places: list[int], index: Index, scrape_jobs: set[str], task: Task
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Name and entity of each series, and which are of use."""
     ids: list[tuple[int, int] | None] = []
@@ -183,7 +187,7 @@ def _resolve(
         try:
             told = parse_labels(raw)
         except ValueError as error:
-            task.report.drop("labels that cannot be read", 1, first + i + 1, str(error))
+            task.report.drop("labels that cannot be read", 1, places[i], str(error))
             continue
         job = told.get("job", "")
         if told.get("__name__") == UP:
@@ -191,7 +195,7 @@ def _resolve(
             continue
         ids[i] = index.add(raw, told.get("__name__", ""), told, task.node, job)
         if ids[i] is None:
-            task.report.skip("series of metrics that are not used, or that name no GPU and no node", 1, first + i + 1)
+            task.report.skip("series of metrics that are not used, or that name no GPU and no node", 1, places[i])
         else:
             scrape_jobs.add(job)
     for i, told in ups:
@@ -199,7 +203,7 @@ def _resolve(
         if told.get("job", "") in scrape_jobs:
             ids[i] = index.add(("up", labels[i]), UP, told, task.node, told.get("job", ""))
         if ids[i] is None:
-            task.report.skip("up of targets that bring no metric that is used", 1, first + i + 1)
+            task.report.skip("up of targets that bring no metric that is used", 1, places[i])
     kept = np.array([found is not None for found in ids], bool)
     name = np.array([found[0] if found else 0 for found in ids], np.int64)
     entity = np.array([found[1] if found else 0 for found in ids], np.int64)

@@ -105,6 +105,7 @@ def _piece(lines: list[Line], header: _Header, task: Task, written: datetime) ->
             records.append(line)
         elif good and header.is_continued(line.text):
             good.append(line)
+            report.skip("lines that go on with the name of the job before them", 1, line.number, line.text)
         else:
             report.read += 1
             found = line.text.count(header.delimiter) + (0 if header.ended else 1)

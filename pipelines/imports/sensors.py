@@ -36,7 +36,7 @@ def sensor_samples(frame: pl.DataFrame, task: Task) -> Piece:
     """
     time = next(name for name in _TIME_NAMES if name in frame.columns)
     types = {"node": pl.String, "sensor": pl.String, "unit": pl.String, "status": pl.String, "value": pl.Float64}
-    rows = typed(frame.rename({time: "ts"}), {"ts": TIME, **types}, task)
+    rows = typed(frame.rename({time: "ts"}), {"ts": TIME, **types}, task, ("ts", "node"))
     report = task.report
     rows = without(rows, pl.col("ts").is_null(), "no time that can be read", report, _shown)
     rows = without(rows, pl.col("node").is_null() | pl.col("sensor").is_null(), "no node or no sensor", report, _shown)

@@ -119,13 +119,16 @@ def _names(path: Path, names: Sequence[str]) -> list[str]:
     return lower
 
 
-def typed(frame: pl.DataFrame, types: Mapping[str, pl.DataType | type[pl.DataType]], task: Task) -> pl.DataFrame:
+def typed(
+    frame: pl.DataFrame, types: Mapping[str, pl.DataType | type[pl.DataType]], task: Task, keys: Sequence[str] = ()
+) -> pl.DataFrame:
     """The columns of `types` that the frame has, cast value by value, and ROW.
 
     Args:
         frame: As given by `read_rows`.
         types: Registry columns and their dtypes.
         task: Values that cannot be cast are counted in its report; its zone is that of times without one.
+        keys: Columns whose values are not counted: without them the row goes.
     """
     columns = []
     for name, dtype in types.items():
@@ -133,7 +136,8 @@ def typed(frame: pl.DataFrame, types: Mapping[str, pl.DataType | type[pl.DataTyp
             continue
         before = _blank_is_null(frame[name])
         after = _cast(before, dtype, task.zone).alias(name)
-        _count_lost(name, before, after, frame[ROW], task.report)
+        if name not in keys:
+            _count_lost(name, before, after, frame[ROW], task.report)
         columns.append(after)
     return pl.DataFrame([frame[ROW], *columns])
 

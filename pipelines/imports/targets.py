@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
-from features.vocabulary import conform
+from features.vocabulary import TABLES, conform
 from pipelines.derive import remake
 from pipelines.imports.report import Report
 from pipelines.job_history import attribute_whole_nodes, running_jobs, upsert_changed
@@ -40,7 +40,9 @@ class ParquetTarget:
         self._folder.mkdir(parents=True, exist_ok=True)
         parts = self._parts.setdefault(core_table, [])
         part = self._folder / f"{core_table}-{len(parts):06d}.parquet"
-        conform(core, core_table).write_parquet(part, compression="lz4")
+        conform(core, core_table).sort(TABLES[core_table].time, maintain_order=True).write_parquet(
+            part, compression="lz4"
+        )
         parts.append(part)
 
     def finish(self, report: Report) -> None:

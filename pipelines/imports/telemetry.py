@@ -40,7 +40,7 @@ def read_telemetry(task: Task) -> Iterator[Piece]:
             unknown_columns(frame, tuple(types), task.report)
             if not (set(GPU_QUANTITIES) | set(NODE_QUANTITIES)) & set(frame.columns):
                 raise ImportingError(f"{path}: none of its columns is a quantity of core_gpu_samples")
-            yield _samples(typed(frame, types, task), task)
+            yield _samples(typed(frame, types, task, ("ts", "node")), task)
 
 
 def _samples(rows: pl.DataFrame, task: Task) -> Piece:
