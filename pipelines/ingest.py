@@ -15,8 +15,16 @@ from datetime import datetime, timedelta
 
 import polars as pl
 
-from features.cleaning import clean_gpu_samples, clean_node_samples
+from features.cleaning import (
+    clean_gpu_samples,
+    clean_health_samples,
+    clean_link_samples,
+    clean_node_samples,
+    clean_port_samples,
+)
+from features.cleaning_counters import health_minutes
 from features.vocabulary import TABLES, conform
+from pipelines.backfill import FINISHED, resume_from
 from pipelines.job_history import attribute_whole_nodes, running_jobs
 from pipelines.settings import IngestSettings
 from pipelines.sources import Fetched, SourceError, TelemetrySource
@@ -67,6 +75,7 @@ def ingest_telemetry(
     now: datetime,
     *,
     since: datetime | None = None,
+    backfill: str = "",
     progress: Callable[[int, int, int], None] | None = None,
 ) -> Ingested:
     """Read all windows that are due for one cluster; the next one is fetched while one is written.
@@ -78,6 +87,7 @@ def ingest_telemetry(
         settings: How windows are cut.
         now: Present time, UTC.
         since: Read again from here on, whatever was read before.
+        backfill: Name of the mark under which reading again goes on where it was interrupted; empty: from `since`.
         progress: Called after each window: windows done, windows due in all, rows written by the last one.
 
     Returns:
@@ -88,6 +98,8 @@ def ingest_telemetry(
     """
     report = Ingested(cluster)
     mark = store.mark(cluster, TELEMETRY_MARK)
+    if since is not None and backfill:
+        since = resume_from(store.mark(cluster, backfill), since)
     start, windows = due_windows(since if since is not None else mark, now, settings, source.watermark_lag_s)
     if mark is None and not windows:
         store.transact(lambda w: w.set_mark(cluster, TELEMETRY_MARK, start))
@@ -102,9 +114,12 @@ def ingest_telemetry(
             log.warning("%s: %s: nothing is lost, the mark stays where it is", cluster, fetched)
             break
         window = Window(cluster, begin - overlap, begin, end, fetched, now)
-        written = _ingest_window(store, window, None if mark is not None and end <= mark else end, report)
+        written = _ingest_window(store, window, None if mark is not None and end <= mark else end, report, backfill)
         if progress is not None:
             progress(report.windows, len(windows), written)
+    else:
+        if since is not None and backfill:
+            store.transact(lambda w: w.set_mark(cluster, backfill, FINISHED))
     report.mark = store.mark(cluster, TELEMETRY_MARK)
     report.lag_s = (now - report.mark).total_seconds() if report.mark else None
     return report
@@ -131,8 +146,13 @@ def _fetched(source: TelemetrySource, spans: Sequence[tuple[datetime, datetime]]
                 return
 
 
-def _ingest_window(store: Store, window: Window, mark: datetime | None, report: Ingested) -> int:
-    counts = store.transact(lambda w: write_window(w, window, TELEMETRY_MARK, mark=mark), purpose="ingest")
+def _ingest_window(store: Store, window: Window, mark: datetime | None, report: Ingested, backfill: str) -> int:
+    def work(writer: Writer) -> dict:
+        if backfill:
+            writer.set_mark(window.cluster, backfill, window.end)
+        return write_window(writer, window, TELEMETRY_MARK, mark=mark)
+
+    counts = store.transact(work, purpose="ingest")
     report.windows += 1
     for table, count in counts["rows"].items():
         report.rows[table] = report.rows.get(table, 0) + count
@@ -186,7 +206,7 @@ def write_window(writer: Writer, window: Window, source: str, *, mark: datetime 
                 written = writer.replace_window(table, cluster, begin, end, part)
             counts[table] = counts.get(table, 0) + written
     quality = _quality_rows(window, source, findings, is_empty=all(frame.is_empty() for frame in parts.values()))
-    if (mark is not None and not is_beaten) or not quality.is_empty():
+    if not is_beaten and (mark is not None or not quality.is_empty()):
         writer.replace_window("core_data_quality", cluster, window.begin, window.end, quality)
     if mark is not None and not is_beaten:
         writer.set_mark(cluster, source, mark)
@@ -201,29 +221,36 @@ def write_window(writer: Writer, window: Window, source: str, *, mark: datetime 
 
 def _cleaned(window: Window, jobs: pl.DataFrame) -> tuple[dict[str, pl.DataFrame], list[tuple[str, pl.DataFrame]]]:
     """Rows of each table from `read_from` on, and what was wrong inside the window."""
-    fetched = window.fetched
-    raw, port = _of_cluster(fetched.gpu, window.cluster), _of_cluster(fetched.port, window.cluster)
-    parts = {"raw_gpu_samples": raw, "raw_port_samples": port}
-    findings: list[tuple[str, pl.DataFrame]] = []
-    cleaners = (
-        ("core_gpu_samples", raw, clean_gpu_samples),
-        ("core_node_samples", _of_cluster(fetched.node, window.cluster), clean_node_samples),
-    )
-    for table, frame, clean in cleaners:
-        # Ports need the sample before the window for their first rate; everything else is judged window by window.
-        spans = [(window.read_from, window.begin), (window.begin, window.end)]
-        if table == "core_port_samples":
-            spans = [(window.read_from, window.end)]
-        cleaned = []
-        for begin, end in spans:
-            rows, wrong = clean(_between(frame, begin, end), window.now)
-            cleaned.append(rows)
-            if end == window.end:
-                findings.append((table, wrong))
-        parts[table] = pl.concat(cleaned, how="diagonal")
-    parts["core_gpu_samples"] = attribute_whole_nodes(parts["core_gpu_samples"], jobs)
-    parts["core_queue_samples"] = _of_cluster(fetched.queue, window.cluster)
-    return parts, findings
+    raw, node, health, link, port, queue = (
+        _of_cluster(frame, window.cluster)
+        for frame in (
+            window.fetched.gpu, window.fetched.node, window.fetched.health, window.fetched.link, window.fetched.port,
+            window.fetched.queue,
+        )
+    )  # fmt: skip
+    before = _between(raw, window.read_from, window.begin)
+    inside = _between(raw, window.begin, window.end)
+    early, _ = clean_gpu_samples(before, window.now)
+    samples, wrong = clean_gpu_samples(inside, window.now, history=before if before.height else None)
+    parts = {
+        "raw_gpu_samples": raw,
+        "core_gpu_samples": attribute_whole_nodes(pl.concat([early, samples]), jobs),
+    }
+    findings = [("core_gpu_samples", wrong)]
+    for table, frame, clean in (
+        ("core_node_samples", node, clean_node_samples),
+        ("core_gpu_health", health, clean_health_samples),
+        ("core_link_samples", link, clean_link_samples),
+    ):
+        early, _ = clean(_between(frame, window.read_from, window.begin), window.now)
+        samples, wrong = clean(_between(frame, window.begin, window.end), window.now)
+        parts[table] = pl.concat([early, samples])
+        findings.append((table, wrong))
+    # A rate needs the counter before it: ports are judged with the overlap.
+    parts["core_port_samples"], wrong = clean_port_samples(_between(port, window.read_from, window.end), window.now)
+    findings.append(("core_port_samples", wrong))
+    parts["core_gpu_health"] = health_minutes(parts["core_gpu_health"])
+    return parts | {"raw_port_samples": port, "core_queue_samples": queue}, findings
 
 
 def _put(
