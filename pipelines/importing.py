@@ -7,7 +7,7 @@ a file twice leaves what importing it once leaves.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
@@ -15,23 +15,12 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 
-from features.cleaning import QUALITY_SCHEMA, REASONS, clean_gpu_samples, clean_node_samples
-from features.vocabulary import TABLES, conform
+from features.vocabulary import TABLES
 from pipelines.imports import ImportingError, Task, reader_of
 from pipelines.imports.report import Report
-from pipelines.imports.staging import ORDER, Staging
-from pipelines.job_history import consistent_jobs
+from pipelines.imports.settling import CORE, settled
+from pipelines.imports.staging import Staging
 
-# What readers yield, and the cleaned table that is made of it.
-CORE = {
-    "raw_jobs": "core_jobs", "raw_gpu_samples": "core_gpu_samples", "core_node_samples": "core_node_samples",
-    "core_gpu_health": "core_gpu_health", "core_link_samples": "core_link_samples",
-    "raw_port_samples": "core_port_samples", "core_queue_samples": "core_queue_samples",
-}  # fmt: skip
-# Reasons of cleaning for which rows go, not values.
-_DROPPING = ("no_key", "bad_time", "duplicate")
-_AHEAD = timedelta(minutes=5)
-_HISTORY = timedelta(minutes=10)  # that cleaning looks back to
 _PATTERNS = {"exposition": "*", "prometheus-json": "*.json*"}
 
 
@@ -111,7 +100,7 @@ def import_files(
             for piece in reader_of(kind)(task):
                 staging.add(piece)
             for table in sorted(staging.tables, key=list(CORE).index):  # jobs first: samples are given to them
-                for raw, core in _settled(staging, table, task):
+                for raw, core in settled(staging, table, task):
                     target.write(table, raw, CORE[table], core)
                     _count(report, CORE[table], core)
             _look(staging, report)
@@ -119,75 +108,6 @@ def import_files(
         finally:
             staging.close()
     return report
-
-
-def _settled(staging: Staging, table: str, task: Task) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-    """Slices of a table as received, a row a key, and cleaned."""
-    history: pl.DataFrame | None = None
-    for rows in staging.slices(table):
-        if table == "raw_jobs":
-            raw = _newest(rows, task.report)
-            core, counts = consistent_jobs(raw)
-            for reason, count in counts.items():
-                task.report.null("start_time or end_time", reason, count)
-        else:
-            raw = _joined(rows.drop(ORDER), TABLES[table].key)
-            core, findings = _cleaned(table, raw, history, task.now)
-            for column, reason, count, example in findings.iter_rows():
-                if reason in _DROPPING:
-                    task.report.drop(f"{reason} ({REASONS[reason]})", count, example=example)
-                else:
-                    task.report.null(column, reason, count, example=example)
-            raw = raw.unique(TABLES[table].key, keep="last", maintain_order=True)
-            history = raw.filter(pl.col("ts") >= pl.col("ts").max() - _HISTORY) if "ts" in raw.columns else None
-        yield raw, core
-
-
-def _newest(rows: pl.DataFrame, report: Report) -> pl.DataFrame:
-    """One row a job: the one that was observed last, else the last of the file."""
-    ordered = rows.sort("observed_at", ORDER, nulls_last=False, maintain_order=True)
-    jobs = ordered.unique(TABLES["raw_jobs"].key, keep="last", maintain_order=True).sort(ORDER).drop(ORDER)
-    if len(jobs) < len(rows):
-        report.skip("records that a later record of the same job replaces", len(rows) - len(jobs))
-    return jobs
-
-
-def _joined(rows: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:
-    """Rows of one key that complete each other made one; those that contradict each other are left to cleaning."""
-    keys = list(key)
-    doubled = rows.select(pl.struct(keys).is_duplicated()).to_series()
-    if not doubled.any():
-        return rows
-    others = [name for name in rows.columns if name not in keys]
-    groups = rows.filter(doubled).group_by(keys, maintain_order=True)
-    agree = groups.agg(
-        pl.all_horizontal(pl.col(name).drop_nulls().n_unique() <= 1 for name in others).alias("_agree"),
-        *(pl.col(name).drop_nulls().first() for name in others),
-    )
-    good = agree.filter("_agree").select(rows.columns)
-    apart = rows.filter(doubled).join(
-        agree.filter(~pl.col("_agree")).select(keys), on=keys, how="semi", nulls_equal=True
-    )
-    time = next(name for name in keys if rows[name].dtype.is_temporal())
-    return pl.concat([rows.filter(~doubled), good, apart]).sort(time, maintain_order=True)
-
-
-def _cleaned(
-    table: str, raw: pl.DataFrame, history: pl.DataFrame | None, now: datetime
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Cleaned rows, and findings in QUALITY_SCHEMA."""
-    if table not in ("raw_gpu_samples", "core_node_samples"):
-        return conform(raw, CORE[table]), pl.DataFrame(schema=QUALITY_SCHEMA)
-    ahead = raw.select((pl.col("ts") > now + _AHEAD).fill_null(False)).to_series()
-    if table == "raw_gpu_samples":
-        core, findings = clean_gpu_samples(raw.filter(~ahead), history=history)
-    else:
-        core, findings = clean_node_samples(raw.filter(~ahead))
-    if ahead.any():
-        first = raw.filter(ahead).row(0, named=True)
-        row = ("ts", "bad_time", int(ahead.sum()), f"{first['node']} at {first['ts']:%Y-%m-%d %H:%M:%S} UTC")
-        findings = pl.concat([findings, pl.DataFrame([row], schema=QUALITY_SCHEMA, orient="row")])
-    return core, findings
 
 
 def _count(report: Report, table: str, core: pl.DataFrame) -> None:

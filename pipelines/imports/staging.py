@@ -90,7 +90,7 @@ class Staging:
         return list(self._parts)
 
     def slices(self, table: str) -> Iterator[pl.DataFrame]:
-        """All rows of a table in order of its time, as they came where that is equal; no time is cut in two."""
+        """All rows of a table in order of its time, as they came where that is equal; no minute is cut in two."""
         path = self._in_order(table)
         time = TABLES[table].time
         scan = pl.scan_parquet(path)
@@ -102,7 +102,8 @@ class Staging:
             if at + _SLICE_ROWS >= total:
                 yield frame
                 return
-            cut = int(frame[time].search_sorted(frame[time][-1], side="left"))
+            minute = frame[time][-1].replace(second=0, microsecond=0)
+            cut = int((frame[time] < minute).sum())
             rest = frame[cut:]
             if cut:
                 yield frame[:cut]
