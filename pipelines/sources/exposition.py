@@ -90,7 +90,7 @@ def parse_page(text: str, index: Index, node: str, target: object = None) -> Pag
         try:
             ids = index.get(key)
         except KeyError:
-            name, labels = parse_series(line[:cut])
+            name, labels = _series_of(line[:cut], index)
             ids = index.add(key, name, labels, node)
         if ids is None:
             continue
@@ -105,6 +105,20 @@ def parse_page(text: str, index: Index, node: str, target: object = None) -> Pag
         page.ts_ms.append(ts)
         page.values.append(value)
     return page
+
+
+def _series_of(text: str, index: Index) -> tuple[str, dict[str, str]]:
+    """As `parse_series`, but odd labels of a metric that nobody reads are no reason to refuse the page.
+
+    Slurm's own metrics do not escape label values.
+    """
+    try:
+        return parse_series(text)
+    except ExpositionError:
+        name, brace, _ = text.partition("{")
+        if not brace or not _NAME.fullmatch(name.strip()) or name.strip() in index.table.variants:
+            raise
+        return name.strip(), {}
 
 
 def _milliseconds(text: str) -> int:
