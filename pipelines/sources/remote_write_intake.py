@@ -208,9 +208,11 @@ class Intake:
         return batch.answers
 
     def _append(self, batch: Batch, new: list[tuple[int, bytes]]) -> None:
-        if not batch.parts:
+        if not batch.parts and not new:
             return
-        number, ts_ms, values = (np.concatenate([part[i] for part in batch.parts]) for i in (1, 2, 3))
+        nothing = ("", np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+        parts = batch.parts or [nothing]
+        number, ts_ms, values = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
         keep = values.view(np.uint64) != STALE_BITS
         if not keep.all():
             number, ts_ms, values = number[keep], ts_ms[keep], values[keep]

@@ -31,6 +31,7 @@ _CONNECTIONS = 512
 _HEAD_TIMEOUT_S = 30.0
 _BODY_TIMEOUT_S = 60.0
 _MAX_HEAD_BYTES = 64 * 1024
+_DRAINED = 16  # times the largest body
 _STOP_S = 5.0
 _RETRY_AFTER_S = 5
 
@@ -43,6 +44,10 @@ class _RefusedError(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status, self.text = status, text
+
+
+class _CutError(Exception):
+    """The connection ended before the body."""
 
 
 class _Budget:
@@ -80,6 +85,9 @@ class _Application:
             status, text = await self._answer(scope, receive)
         except _RefusedError as refused:
             status, text = refused.status, refused.text
+            await self._drain(receive)
+        except _CutError:
+            status, text = 400, "the body ended too early"
         except TimeoutError:
             status, text = 408, f"the body did not arrive within {_BODY_TIMEOUT_S:g} s"
         body = f"{text}\n".encode() if text else b""
@@ -111,16 +119,27 @@ class _Application:
             async with asyncio.timeout(_BODY_TIMEOUT_S):
                 body = await self._body(receive)
             if length is not None and len(body) != length:
-                raise _RefusedError(400, f"the body ended after {len(body)} of {length} bytes")
+                raise _CutError
             sender = (scope.get("client") or ("unknown",))[0]
             return await asyncio.wrap_future(self._submit(sender, body))
+
+    async def _drain(self, receive: Any) -> None:
+        """Read what is still sent: a sender that is cut off does not see its answer, and sends the same for ever."""
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BODY_TIMEOUT_S):
+                while size < _DRAINED * self._most_bytes:
+                    message = await receive()
+                    size += len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return
 
     async def _body(self, receive: Any) -> bytes:
         parts, size = [], 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _RefusedError(400, "the connection was cut")
+                raise _CutError
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self._most_bytes:

@@ -116,7 +116,7 @@ def tails(series: list[bytes], size: int) -> Tails:
     if size == SHORT:
         return Tails(is_form, ts_ms, np.zeros(len(series)))
     is_form &= ends[:, 2] == 0x09
-    return Tails(is_form, ts_ms, np.ascontiguousarray(ends[:, 3:11]).view("<f8")[:, 0])
+    return Tails(is_form, ts_ms, ends[:, 3:11].copy().view("<f8")[:, 0])
 
 
 def metric_name(series: bytes) -> bytes | None:
