@@ -14,10 +14,13 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+if TYPE_CHECKING:
+    from features.metrics import MetricTable
 
 ENV_PREFIX = "WEATHERGLASS_"
 ENV_OTHER = {"WEATHERGLASS_CONFIG", "WEATHERGLASS_TRACES", "WEATHERGLASS_TOKEN", "WEATHERGLASS_DAGSTER_HOME"}
@@ -35,6 +38,20 @@ Seconds = Annotated[float, Field(gt=0)]
 Days = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class MetricSettings(_Section):
+    """What a metric of an exporter feeds; what is not given stays as it is, or as it is for a new metric."""
+
+    column: str | None = Field(None, description="Registry column, as gpu_temp_c; empty: the metric is not read.")
+    scale: float | None = Field(None, description="Value times this is in the column's unit.")
+    rank: int | None = Field(None, ge=0, description="Of several metrics of a column the lowest that has a value wins.")
+    mask: int | None = Field(None, ge=0, description="Bits of the value of which any makes the flag true.")
+    equals: float | None = Field(None, description="Value that makes the flag true.")
+    part: str | None = Field(None, description="The column is the sum of its parts; this is one of them.")
+    where: dict[str, str] | None = Field(None, description="Labels that must match: regular expression by label.")
+    entity: str | None = Field(None, description="What a series speaks of: gpu, health, link, port or node.")
+    kind: str | None = Field(None, description="How the value is meant: gauge, counter, rate_typed_counter, …")
 
 
 class Cluster(_Section):
@@ -74,10 +91,36 @@ class Cluster(_Section):
     slurm_conf: str = Field("", description="SLURM_CONF for the Slurm commands; empty: their own default.")
     slurm_bin: str = Field("", description="Folder of sacct, squeue, scontrol; empty: found on PATH.")
     slurm_timeout_s: Seconds = Field(30, description="Time-out of one Slurm command, s.")
+    slurm_rpcs_per_minute: float = Field(
+        6, gt=0, description="Requests a minute to slurmctld, of all processes that read this cluster together."
+    )
+    slurm_rest_url: str = Field(
+        "", description="slurmrestd, read instead of the commands: http://HOST:PORT or unix:/PATH; empty: the commands."
+    )
+    slurm_rest_user: str = Field("", description="User whom slurmrestd's token is for; empty: the one of the process.")
+    slurm_rest_token_file: str = Field(
+        "", description="File with a token of `scontrol token`, read at each request; empty: none (over a socket)."
+    )
+    slurm_ctld_log: str = Field("", description="slurmctld's log: who preempted whom; empty: that stays unknown.")
     inventory: str = Field("", description="CSV with node, rack, pod, power_domain, …; empty: from the scheduler.")
     tick_s: Seconds = Field(15, description="Seconds between nowcast ticks.")
     exporter_interval_s: Seconds = Field(15, description="Interval at which exporters take samples, s.")
     jobs_period_s: Seconds = Field(30, description="Seconds between questions to the scheduler about live jobs.")
+    metrics: dict[str, MetricSettings] = Field(
+        {},
+        description='Own mappings of metrics, as { acme_celsius = { column = "gpu_temp_c" } }; see docs/metrics.md.',
+    )
+
+    def metric_table(self) -> MetricTable:
+        """The vocabulary with this cluster's own mappings.
+
+        Raises:
+            MetricError: One of them makes no sense.
+        """
+        from features.metrics import DEFAULT
+
+        own = {name: fields.model_dump(exclude_none=True) for name, fields in self.metrics.items()}
+        return DEFAULT.overridden(own) if own else DEFAULT
 
 
 class StoreSettings(_Section):
@@ -347,6 +390,13 @@ def _cluster_contradictions(cluster: Cluster) -> Iterator[tuple[str, str]]:
             f"{_shown(cluster.prometheus_url)}: it must be http://HOST[:PORT] or https://HOST[:PORT]",
         )
     yield from _access_contradictions(cluster)
+    if cluster.metrics:
+        from features.metrics import MetricError
+
+        try:
+            cluster.metric_table()
+        except MetricError as error:
+            yield "metrics", str(error)
     if cluster.telemetry == "remote-write" and not cluster.remote_write_token_file:
         from scheduler_hints.tokens import is_loopback
 
@@ -400,6 +450,8 @@ def _choices(location: Location) -> str:
     for part in location[:-1]:
         fields = getattr(section, "model_fields", {})
         annotation = fields[part].annotation if part in fields else None
+        if get_origin(annotation) is dict and part != "clusters":
+            annotation = get_args(annotation)[-1]
         section = Cluster if part == "clusters" else (annotation or section)
     names = list(getattr(section, "model_fields", {}))
     near = difflib.get_close_matches(str(location[-1]), names, n=1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from features import metrics
 from features.exporters.metric import ENTITIES, KINDS
 from features.vocabulary import COLUMNS
+from pipelines.settings import Cluster, SettingsError, parse_settings
+from pipelines.sources import build_telemetry
 
 
 def columns_of(entity: str = "gpu", **values: float | None) -> dict[str, object]:
@@ -413,3 +417,38 @@ def test_the_pattern_of_names_matches_what_is_read() -> None:
     assert pattern.fullmatch("DCGM_FI_DEV_GPU_TEMP")
     assert not pattern.fullmatch("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
     assert all(re.fullmatch(metrics.DEFAULT.pattern(), name) for name in metrics.BY_NAME)
+
+
+def test_mappings_of_the_configuration_reach_the_source(tmp_path: Path) -> None:
+    text = """
+        [clusters.a]
+        telemetry = "scrape"
+        scrape_targets = ["http://127.0.0.1:1/metrics"]
+        [clusters.a.metrics."acme_gpu_celsius"]
+        column = "gpu_temp_c"
+        where = { sensor = "core" }
+        [clusters.a.metrics."DCGM_FI_DEV_GPU_UTIL_RATIO"]
+        scale = 1.0
+    """
+    settings = parse_settings(tomllib.loads(text), {})
+    table = settings.cluster("a").metric_table()
+    assert table.by_name["acme_gpu_celsius"][0].where == (("sensor", "core"),)
+    assert table.by_name["DCGM_FI_DEV_GPU_UTIL_RATIO"][0].scale == 1
+    assert Cluster().metric_table() is metrics.DEFAULT
+    source = build_telemetry("a", settings.cluster("a"), tmp_path)
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('column = "gpu_temperature"', ("clusters.a.metrics", "acme", "gpu_temperature", "gpu_temp_c")),
+        ('colunm = "gpu_temp_c"', ("clusters.a.metrics.acme.colunm", "did you mean 'column'")),
+        ('column = "gpu_temp_c"\nrank = -1', ("clusters.a.metrics.acme.rank", "-1")),
+    ],
+)
+def test_a_wrong_mapping_of_the_configuration_names_its_place(line: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(tomllib.loads(f"[clusters.a]\n[clusters.a.metrics.acme]\n{line}"), {})
+    for word in words:
+        assert word in str(caught.value)

@@ -170,6 +170,8 @@ def test_spool_answers_what_was_scraped(pages: Pages, make: Callable[..., Scrape
     rows = whole.gpu.filter(pl.col("gpu_index") == 0).sort("ts")
     assert rows.select("ts", "gpu_temp_c").rows() == taken
     assert len(whole.node) == 30
+    assert whole.health.height == len(whole.gpu)
+    assert whole.health["encoder_util_ratio"].to_list() == [0.0] * 60
     # half-open windows
     first = source.fetch(T0, T0 + timedelta(seconds=25)).gpu
     assert first["gpu_temp_c"].max() == 44
@@ -180,9 +182,9 @@ def test_spool_answers_what_was_scraped(pages: Pages, make: Callable[..., Scrape
     assert len(again.fetch(T0, T0 + timedelta(hours=1)).gpu) == 62
     names = sorted(path.name for path in again.spool.folder.iterdir())
     assert names == [
-        f"{kind}-20261101T{minute}Z.arrow" for kind in ("gpu", "node") for minute in ("1200", "1201", "1202")
+        f"{kind}-20261101T{minute}Z.arrow" for kind in ("gpu", "health", "node") for minute in ("1200", "1201", "1202")
     ]
-    assert again.prune(datetime(2026, 11, 1, 12, 2, tzinfo=UTC)) == 4
+    assert again.prune(datetime(2026, 11, 1, 12, 2, tzinfo=UTC)) == 6
     assert again.fetch(T0, T0 + timedelta(hours=1)).gpu["ts"].min() >= datetime(2026, 11, 1, 12, 2, tzinfo=UTC)
 
 

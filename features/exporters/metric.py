@@ -33,7 +33,7 @@ KINDS: dict[Kind, str] = {
 }
 MIB = 2.0**20
 LANE = "#"  # in a name: the number of an NVLink
-LANES = 36
+LANES = 18
 # Bits of the clock event reasons.
 SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
 

@@ -16,6 +16,7 @@ import polars as pl
 from features.vocabulary import GPU_KEYS, schema
 
 if TYPE_CHECKING:
+    from features.metrics import MetricTable
     from pipelines.settings import Cluster
 
 # What `check` gives for each thing looked at: its name, whether it is well, and what was seen or what to do.
@@ -165,6 +166,7 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
             timeout_s=cluster.prometheus_timeout_s,
             exporter_interval_s=cluster.exporter_interval_s,
             access=access_of(cluster),
+            table=_vocabulary(name, cluster),
             parallel=cluster.prometheus_parallel,
         )
     if cluster.telemetry == "scrape":
@@ -176,6 +178,7 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
             state / "spool" / name,
             timeout_s=cluster.scrape_timeout_s,
             tick_s=cluster.tick_s,
+            table=_vocabulary(name, cluster),
         )
     if cluster.telemetry == "remote-write":
         from pipelines.sources.remote_write import RemoteWriteSource
@@ -228,6 +231,15 @@ def build_jobs(name: str, cluster: Cluster, state: Path) -> JobSource:  # noqa: 
     from pipelines.sources.inventory import NoJobs
 
     return NoJobs(name, cluster.inventory)
+
+
+def _vocabulary(name: str, cluster: Cluster) -> MetricTable:
+    from features.metrics import MetricError
+
+    try:
+        return cluster.metric_table()
+    except MetricError as error:
+        raise SourceError(f"{name}: clusters.{name}.metrics: {error}") from None
 
 
 def _needed(name: str, setting: str, value: str) -> str:

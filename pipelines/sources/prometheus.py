@@ -35,6 +35,7 @@ class PrometheusSource:
         exporter_interval_s: Interval at which exporters take samples, s; `latest` looks back two of them.
         access: Who we are and whom we trust.
         parallel: Queries at a time when a range is read in pieces.
+        table: The vocabulary.
     """
 
     def __init__(
@@ -47,16 +48,23 @@ class PrometheusSource:
         exporter_interval_s: float = 15,
         access: Access | None = None,
         parallel: int = 2,
+        table: metrics.MetricTable = metrics.DEFAULT,
     ) -> None:
         self.name = name
         self.watermark_lag_s = exporter_interval_s
         self._interval_s = exporter_interval_s
         self._apis = [PromQL(name, url, timeout_s, access) for _ in range(parallel)]
         self._api = self._apis[0]
-        self._names: tuple[str, ...] = (*metrics.GPU_NAMES, *metrics.NODE_NAMES, UP)
+        self._table = table
+        self._names: tuple[str, ...] = (*table.variants, UP)
+        # The newest are asked for every few seconds: what a forecast looks at, not health, ports and single links; but
+        # for links that only count (AMD), which nothing sums up.
+        sums = (n for n in table.names["link"] if any(r.kind == "counter_typed_gauge" for r in table.by_name[n]))
+        quick = dict.fromkeys((*table.names["gpu"], *table.names["node"], *sums, UP))
         self._more = f",{matcher}" if matcher else ""
         self._reader = RangeReader(self._apis, self._names, matcher, exporter_interval_s * 1000)
-        self._index = Index()
+        self._quick = RangeReader(self._apis, tuple(quick), matcher, exporter_interval_s * 1000)
+        self._index = Index(table)
         self._scrape_jobs: set[str] = set()
         self._nodes: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()  # the session and the caches serve one read at a time
@@ -99,7 +107,7 @@ class PrometheusSource:
         """
         with self._lock:
             self._take_warnings()
-            samples, warnings = self._resolve(self._reader.newest(round(2000 * self._interval_s) + MARGIN_MS))
+            samples, warnings = self._resolve(self._quick.newest(round(2000 * self._interval_s) + MARGIN_MS))
             frames = to_frames(samples, self._index, self.name)
             warnings += self._take_warnings()
         return Fetched(
@@ -110,7 +118,7 @@ class PrometheusSource:
 
     def _take_warnings(self) -> list[str]:
         notes = [text for api in self._apis for text in api.take_warnings()]
-        return list(dict.fromkeys([*notes, *self._reader.take_notes()]))
+        return list(dict.fromkeys([*notes, *self._reader.take_notes(), *self._quick.take_notes()]))
 
     def _resolve(self, matrix: Matrix) -> tuple[Samples, list[str]]:
         """Series of use with the samples whose times can be true, and what was left out."""
@@ -188,7 +196,7 @@ class PrometheusSource:
             ("clock", skew <= _MAX_SKEW_S, f"server and this host differ by {skew:.1f} s"
              + ("" if skew <= _MAX_SKEW_S else ": run NTP on both, sample ages are wrong by as much"))
         )  # fmt: skip
-        findings += _metrics_findings(counts)
+        findings += _metrics_findings(counts, self._table)
         if newest is not None:
             age = server - newest
             limit = 3 * self._interval_s
@@ -215,8 +223,9 @@ class PrometheusSource:
             api.close()
 
 
-def _metrics_findings(counts: dict[str, int]) -> Iterable[Finding]:
-    gpu = {name: count for name, count in counts.items() if name in metrics.GPU_NAMES}
+def _metrics_findings(counts: dict[str, int], table: metrics.MetricTable) -> Iterable[Finding]:
+    known = set(table.names["gpu"])
+    gpu = {name: count for name, count in counts.items() if name in known}
     if not gpu:
         yield (
             "metrics",
@@ -224,7 +233,7 @@ def _metrics_findings(counts: dict[str, int]) -> Iterable[Finding]:
             "no GPU metric: is an exporter (dcgm-exporter, …) scraped? is prometheus_matcher right?",
         )
         return
-    columns = {row.column for name in gpu for row in metrics.BY_NAME[name]}
+    columns = {row.column for name in gpu for row in table.by_name[name]}
     yield ("metrics", True, f"{len(gpu)} GPU metrics, {max(gpu.values())} GPUs")
     yield from metric_gaps(columns)
 

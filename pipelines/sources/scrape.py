@@ -20,14 +20,16 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from features.metrics import GPU_NAMES, METRICS, node_name, short_host
-from pipelines.sources import Fetched, Finding, SourceError, gpu_frame, node_frame
+from features.metrics import DEFAULT, MetricTable, node_name, short_host
+from features.vocabulary import conform
+from pipelines.sources import Fetched, Finding, SourceError, empty_frame, gpu_frame, node_frame
 from pipelines.sources.exposition import ExpositionError, Page, parse_page
 from pipelines.sources.pages import Answer, PageReader
 from pipelines.sources.prometheus import metric_gaps
 from pipelines.sources.spool import Spool
-from pipelines.sources.wide import Index, Samples, drop_absurd_times, to_frames
+from pipelines.sources.wide import Frames, Index, Samples, drop_absurd_times, to_frames
 
+_OTHERS = {"health": "core_gpu_health", "link": "core_link_samples", "port": "raw_port_samples"}
 _SD_PREFIX = "sd+"
 _SD_PERIOD_S = 30.0
 _TICK_SHARE = 0.4  # of a tick that a reading may take; the rest is for what is made of it
@@ -55,6 +57,7 @@ class ScrapeSource:
         timeout_s: Time-out of one page, s.
         tick_s: How often `latest` is called, s. The whole reading takes at most 0.4 of it, and at most `timeout_s`.
         clock: Gives the time, UTC.
+        table: The vocabulary.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class ScrapeSource:
         timeout_s: float = 10,
         tick_s: float = 15,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        table: MetricTable = DEFAULT,
     ) -> None:
         if not targets:
             raise SourceError(f"{name}: set clusters.{name}.scrape_targets: URLs of /metrics pages, or sd+URL")
@@ -80,7 +84,7 @@ class ScrapeSource:
         self._found: dict[str, list[Target]] = {}
         self._sd_read_s = -_SD_PERIOD_S
         self._learned: dict[str, str] = {}  # URL → node, as its page told
-        self._index = Index()
+        self._index = Index(table)
         self._clock = clock
         self._pruned = datetime.min.replace(tzinfo=UTC)
         self._pages = PageReader(name, timeout_s, clock)
@@ -91,7 +95,13 @@ class ScrapeSource:
         """What `latest` read in [start, end), from the spool."""
         gpu, warnings = self.spool.read("gpu", start, end)
         node, more = self.spool.read("node", start, end)
-        return Fetched(gpu_frame(gpu), node_frame(node), [f"{self.name}: {text}" for text in warnings + more])
+        warnings += more
+        others: dict[str, pl.DataFrame] = {}
+        for kind, table in _OTHERS.items():
+            frame, more = self.spool.read(kind, start, end)
+            others[kind] = empty_frame(table) if frame is None else conform(frame, table)
+            warnings += more
+        return Fetched(gpu_frame(gpu), node_frame(node), [f"{self.name}: {text}" for text in warnings], **others)
 
     def latest(self) -> Fetched:
         """Read every target now and keep the samples in the spool.
@@ -108,7 +118,8 @@ class ScrapeSource:
         at = self._clock()
         fetched = self._read(targets, at, warnings, until_s)
         try:
-            for kind, frame in (("gpu", fetched.gpu), ("node", fetched.node)):
+            for kind in ("gpu", "node", *_OTHERS):
+                frame: pl.DataFrame = getattr(fetched, kind)
                 if len(frame):
                     self.spool.append(kind, frame, at)
             if at - self._pruned > timedelta(hours=1):
@@ -123,7 +134,7 @@ class ScrapeSource:
         return self.spool.prune(before)
 
     def _read(self, targets: list[Target], at: datetime, warnings: list[str], until_s: float) -> Fetched:
-        self._index.prune(len(targets) * len(GPU_NAMES) * 8)
+        self._index.prune(len(targets) * len(self._index.table.names["gpu"]) * 8)
         answers = self._pages.read([target.url for target in targets], until_s - time.monotonic(), _ACCEPT)
         pages: list[tuple[Target, Page, int]] = []
         troubles: dict[Target, str] = {}
@@ -135,10 +146,10 @@ class ScrapeSource:
             else:
                 troubles[target] = trouble
         try:
-            gpu, node_samples, odd = self._frames(pages, at)
+            frames, odd = self._frames(pages, at)
         except (Exception, pl.exceptions.PanicException):
             pages = [page for page in pages if self._has_frames(page, at, troubles)]
-            gpu, node_samples, odd = self._frames(pages, at)
+            frames, odd = self._frames(pages, at)
         up: dict[str, bool] = {}
         for target in targets:
             node = target.node or self._learned.get(target.url, "") or _host(target.url)
@@ -146,7 +157,8 @@ class ScrapeSource:
             if target in troubles:
                 warnings.append(f"{self.name}: {troubles[target]}")
         warnings += [f"{self.name}: {text}" for text in odd]
-        return Fetched(gpu, _with_up(node_samples, up, at, self.name), warnings)
+        node = _with_up(frames.node, up, at, self.name)
+        return Fetched(frames.gpu, node, warnings, frames.health, frames.link, frames.port)
 
     def _parse(self, target: Target, answer: Answer) -> tuple[Page | None, str]:
         if answer.text is None:
@@ -161,9 +173,7 @@ class ScrapeSource:
             self._learned[target.url] = self._index.entities[page.entities[0]].node
         return page, ""
 
-    def _frames(
-        self, pages: Sequence[tuple[Target, Page, int]], at: datetime
-    ) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+    def _frames(self, pages: Sequence[tuple[Target, Page, int]], at: datetime) -> tuple[Frames, list[str]]:
         names: list[int] = []
         entities: list[int] = []
         times: list[int] = []
@@ -181,8 +191,7 @@ class ScrapeSource:
             np.array(values, np.float64),
         )
         flat, odd = drop_absurd_times(flat, self._index, at)
-        frames = to_frames(flat, self._index, self.name)
-        return frames.gpu, frames.node, odd
+        return to_frames(flat, self._index, self.name), odd
 
     def _has_frames(self, page: tuple[Target, Page, int], at: datetime, troubles: dict[Target, str]) -> bool:
         try:
@@ -243,7 +252,11 @@ class ScrapeSource:
         findings: list[Finding] = [("reachable", not dead, "; ".join([text, *fetched.warnings[:3]]))]
         columns = {name for name in fetched.gpu.columns if fetched.gpu[name].null_count() < len(fetched.gpu)}
         gpus = fetched.gpu["gpu_uuid"].n_unique()
-        lacking = "" if gpus else f": none of {len(METRICS)} known metrics is on these pages; are they GPU exporters?"
+        lacking = (
+            ""
+            if gpus
+            else f": none of {len(self._index.table.by_name)} known metrics is on these pages; are they GPU exporters?"
+        )
         findings.append(("metrics", gpus > 0, f"{gpus} GPUs{lacking}"))
         if gpus:
             findings += metric_gaps(columns)
