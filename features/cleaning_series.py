@@ -125,6 +125,8 @@ def _silent(rows: pl.DataFrame, starts: pl.Series, found: list[pl.DataFrame]) ->
     for names in (_NVLINK, _PCIE):
         most = pl.max_horizontal(names)
         loaded = _value(rows, (most == 0) & _busy())
+        if names == _NVLINK and loaded.any():
+            loaded &= ~_alone(rows)
         if not loaded.any():
             continue
         board = starts.cum_sum()
@@ -143,6 +145,13 @@ def _silent(rows: pl.DataFrame, starts: pl.Series, found: list[pl.DataFrame]) ->
         for name in names if dead.any() else ():
             rows = _nulled(rows, dead, name, "zero_under_load", found)
     return rows
+
+
+def _alone(rows: pl.DataFrame) -> pl.Series:
+    """Rows of jobs that have one GPU: they have nobody to talk to over NVLink."""
+    gpus = rows.group_by("cluster", "job_id").agg(pl.col("gpu_uuid").n_unique().alias("_gpus"))
+    beside = rows.select("cluster", "job_id").join(gpus, on=["cluster", "job_id"], how="left", maintain_order="left")
+    return _value(beside, pl.col("_gpus") == 1)  # of a job that is not known (null) no count is found
 
 
 def _first_of_rate(rows: pl.DataFrame, starts: pl.Series, knows_past: bool, found: list[pl.DataFrame]) -> pl.DataFrame:

@@ -345,6 +345,16 @@ def test_traffic_counters_that_never_leave_zero_under_load(kind: str) -> None:
     assert quality == {}
 
 
+def test_a_job_on_one_gpu_has_nobody_to_talk_to() -> None:
+    dead = {"nvlink_tx_bytes_per_s": 0.0, "nvlink_rx_bytes_per_s": 0.0, "gpu_power_w": [300.0 + i for i in range(8)]}
+    alone = course(8, **BUSY, **dead, job_id="7")
+    frame, quality = judged(alone)
+    assert frame["nvlink_tx_bytes_per_s"].to_list() == [0.0] * 8
+    assert quality == {}
+    gang = alone + [{**row, "gpu_uuid": "GPU-2"} for row in alone]
+    assert judged(gang)[1][("nvlink_tx_bytes_per_s", "zero_under_load")] == 16
+
+
 def test_the_zero_that_begins_a_derived_rate() -> None:
     rate = {"nvlink_tx_bytes_per_s": [0.0, 5e9, 0.0, 6e9], "nvlink_rx_bytes_per_s": [0.0, 5e9, 0.0, 6e9]}
     rows = course(4, **rate)
@@ -411,4 +421,46 @@ def test_whatever_comes_in_what_goes_out_is_possible(rows: list[dict[str, object
         assert column.high is None or (values.cast(pl.Float64) <= column.high).all()
     again, nothing = clean_gpu_samples(frame)
     assert again.equals(frame)
+    assert nothing.is_empty()
+
+
+COURSES = st.fixed_dictionaries(
+    {
+        name: st.lists(st.sampled_from(values), min_size=24, max_size=24)
+        for name, values in {
+            "gpu_util_ratio": [None, 0.0, 0.9],
+            "engine_active_ratio": [None, 0.0, 0.5],
+            "sm_active_ratio": [0.0, 0.8],
+            "gpu_power_w": [300.0, 300.0, 301.0],
+            "gpu_temp_c": [60.0],
+            "nvlink_tx_bytes_per_s": [None, 0.0, 1e9],
+            "nvlink_rx_bytes_per_s": [0.0],
+            "pcie_tx_bytes_per_s": [0.0, None],
+            "mig_instance": [None, None, None, "1"],
+            "job_id": [None, "7"],
+        }.items()
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(COURSES, st.sampled_from([15.0, 60.0]), st.integers(0, 12))
+def test_a_course_only_loses_values_and_all_that_it_loses_is_counted(
+    course_of: dict[str, list], step_s: float, cut: int
+) -> None:
+    names = [name for name in course_of if name not in ("mig_instance", "job_id")]
+    frame = raw(*course(24, step_s, **course_of))
+    cleaned, quality = clean_gpu_samples(frame[cut:], history=frame[:cut])
+    given_in, out = frame[cut:].select(names), cleaned.select(names)
+    lost = 0
+    for name in names:
+        parts = course_of["mig_instance"][cut:]
+        for before, after, part in zip(given_in[name], out[name], parts, strict=True):
+            assert after is None or part or after == before
+            lost += before is not None and after is None
+    counted = {(c, r): n for c, r, n, _ in quality.iter_rows()}
+    assert lost >= sum(n for (_, reason), n in counted.items() if reason not in ("frozen", "no_profile"))
+    assert bool(lost) == bool(counted)
+    again, nothing = clean_gpu_samples(cleaned)
+    assert again.height == cleaned.height
     assert nothing.is_empty()
