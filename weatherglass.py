@@ -400,6 +400,32 @@ def config_example() -> None:
     click.echo(example(), nl=False)
 
 
+@cli.command(epilog=_example("weatherglass metrics nvlink", "weatherglass metrics --column gpu_power_w"))
+@click.argument("text", required=False, default="")
+@click.option("--column", default="", help="Only what feeds this column.")
+@click.option("--cluster", help="With the own mappings of this cluster.")
+@click.option("--markdown", is_flag=True, help="Print docs/metrics.md.")
+def metrics(text: str, column: str, cluster: str | None, markdown: bool) -> None:
+    """List the exporters' metrics that are known and what they feed.
+
+    TEXT is a part of a metric's or an exporter's name.
+    """
+    from features.metric_listing import select, to_markdown, to_text
+    from features.metrics import DEFAULT
+    from features.vocabulary import COLUMNS
+    from pipelines.commands import CommandError
+
+    table = _settings().cluster(cluster).metric_table() if cluster else DEFAULT
+    if markdown:
+        click.echo(to_markdown(table), nl=False)
+        return
+    rows = select(table, text, column)
+    if not rows:
+        known = "" if not column or column in COLUMNS else f": there is no column {column!r}"
+        raise CommandError(f"no metric matches{known}; `weatherglass metrics` lists all")
+    click.echo(to_text(rows))
+
+
 @cli.command(
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     epilog=_example("weatherglass simulate serve --nodes 64 --out sim", "weatherglass simulate history --help"),

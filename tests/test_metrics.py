@@ -8,12 +8,15 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from click.testing import CliRunner
 
 from features import metrics
 from features.exporters.metric import ENTITIES, KINDS
 from features.vocabulary import COLUMNS
+from pipelines.commands import CommandError
 from pipelines.settings import Cluster, SettingsError, parse_settings
 from pipelines.sources import build_telemetry
+from weatherglass import cli
 
 
 def columns_of(entity: str = "gpu", **values: float | None) -> dict[str, object]:
@@ -452,3 +455,27 @@ def test_a_wrong_mapping_of_the_configuration_names_its_place(line: str, words: 
         parse_settings(tomllib.loads(f"[clusters.a]\n[clusters.a.metrics.acme]\n{line}"), {})
     for word in words:
         assert word in str(caught.value)
+
+
+def test_the_page_of_metrics_is_what_the_command_prints() -> None:
+    page = Path(__file__).parent.parent / "docs" / "metrics.md"
+    done = CliRunner().invoke(cli, ["metrics", "--markdown"])
+    assert done.exit_code == 0
+    assert page.read_text(encoding="utf-8") == done.output, "weatherglass metrics --markdown > docs/metrics.md"
+    for metric in metrics.METRICS:
+        assert f"`{metric.name}`" in done.output
+
+
+def test_metrics_are_listed_by_name_column_and_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = CliRunner().invoke(cli, ["metrics", "throttle"]).output.splitlines()
+    assert lines
+    assert all("throttle" in line.lower() for line in lines)
+    lines = CliRunner().invoke(cli, ["metrics", "--column", "inlet_temp_c"]).output.splitlines()
+    assert [line.split()[0] for line in lines] == ["ipmi_temperature_celsius", "idrac_sensors_temperature"]
+    config = tmp_path / "w.toml"
+    config.write_text('[clusters.a.metrics.acme]\ncolumn = "inlet_temp_c"\nscale = 0.1\n')
+    monkeypatch.setenv("WEATHERGLASS_CONFIG", str(config))
+    out = CliRunner().invoke(cli, ["metrics", "acme", "--cluster", "a"]).output
+    assert out.split() == ["acme", "node.inlet_temp_c", "×0.1", "gauge"]
+    with pytest.raises(CommandError, match="no column 'gpu_temperature'"):
+        CliRunner().invoke(cli, ["metrics", "--column", "gpu_temperature"], catch_exceptions=False)
