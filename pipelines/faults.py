@@ -6,13 +6,14 @@ What follows from faults (risk) is forecast in `models/`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import polars as pl
 
 from features.vocabulary import schema
 from features.xid_events import xid_events_of
-from features.xids import FATAL_FAULTS
+from features.xids import FATAL_FAULTS, fatal_faults
 from pipelines.derive import Derived
 from pipelines.settings import IngestSettings
 from pipelines.spans import derived_from, settled_until, split
@@ -38,17 +39,18 @@ def derive_faults(store: Store, cluster: str, settings: IngestSettings) -> Deriv
     report = Derived(0, begin)
     if end is None or begin is None:
         return report
+    fatal = fatal_faults(settings.xids_fatal_too, settings.xids_not_fatal)
     for first, last in split(begin, end, _PIECE):
 
         def work(writer: Writer, first: datetime = first, last: datetime = last) -> int:
-            signs = read_signs(writer, cluster, first - _CONTEXT, last)
+            signs = read_signs(writer, cluster, first - _CONTEXT, last, fatal)
             known = writer.query(
                 f'SELECT * FROM {TABLE} WHERE "cluster" = ? AND start_time >= ? AND start_time < ?',
                 [cluster, first - _OPEN_DAYS, last],
             )
             new = merge_signs(signs, known)  # signs of the context are known, or were not ripe yet
             opened = pl.concat([known.filter(pl.col("end_time").is_null()), new])
-            ended = close_faults(opened, signs, read_wellness(writer, cluster, opened, first, last))
+            ended = close_faults(opened, signs, read_wellness(writer, cluster, opened, first, last, fatal))
             key = ["node", "gpu_uuid", "kind", "start_time"]
             writer.set_mark(cluster, TABLE, last)
             return writer.upsert(TABLE, pl.concat([new.join(ended, on=key, how="anti"), ended]))
@@ -58,8 +60,18 @@ def derive_faults(store: Store, cluster: str, settings: IngestSettings) -> Deriv
     return report
 
 
-def read_signs(writer: Writer, cluster: str, begin: datetime, end: datetime) -> pl.DataFrame:
-    """Signs of faults in [begin, end): columns of `core_faults` and `rank`, the most telling lowest."""
+def read_signs(
+    writer: Writer, cluster: str, begin: datetime, end: datetime, fatal: Mapping[int, str] = FATAL_FAULTS
+) -> pl.DataFrame:
+    """Signs of faults in [begin, end): columns of `core_faults` and `rank`, the most telling lowest.
+
+    Args:
+        writer: The open transaction.
+        cluster: Name of the cluster.
+        begin: UTC, included.
+        end: UTC, excluded.
+        fatal: XID codes that are faults, with their kind.
+    """
     downs = writer.query(
         "SELECT node, ts AS start_time FROM (SELECT node, ts, is_up, lag(is_up) OVER (PARTITION BY node ORDER BY ts) "
         'AS before FROM core_node_samples WHERE "cluster" = ? AND ts >= ? AND ts < ? AND is_up IS NOT NULL) '
@@ -72,7 +84,7 @@ def read_signs(writer: Writer, cluster: str, begin: datetime, end: datetime) -> 
         [cluster, begin, end],
     ).rename({"node_list": "node"})  # of a job on several nodes the record does not say which one failed
     parts = [
-        read_xids(writer, cluster, begin, end),
+        read_xids(writer, cluster, begin, end, fatal),
         downs.with_columns(kind=pl.lit("node_down"), rank=pl.lit(_RANK["node_down"])),
         read_silences(writer, cluster, begin, end),
         lost.with_columns(kind=pl.lit("job_node_fail"), rank=pl.lit(_RANK["job_node_fail"])),
@@ -90,7 +102,9 @@ def read_signs(writer: Writer, cluster: str, begin: datetime, end: datetime) -> 
     )
 
 
-def read_xids(writer: Writer, cluster: str, begin: datetime, end: datetime) -> pl.DataFrame:
+def read_xids(
+    writer: Writer, cluster: str, begin: datetime, end: datetime, fatal: Mapping[int, str] = FATAL_FAULTS
+) -> pl.DataFrame:
     """Fatal XID events in [begin, end): `node`, `gpu_uuid`, `xid`, `start_time`, `kind`, `rank`.
 
     Changes of the last code, and its repeats where the count of the exporter's window rose meanwhile.
@@ -114,14 +128,14 @@ def read_xids(writer: Writer, cluster: str, begin: datetime, end: datetime) -> p
         pl.col("xid_last").forward_fill().over("node", "gpu_uuid"), pl.lit(cluster).alias("cluster")
     )
     return (
-        xid_events_of(rows)
-        .filter(pl.col("xid").is_in(list(FATAL_FAULTS)) & ~pl.col("is_consequence"))
+        xid_events_of(rows, fatal=fatal)
+        .filter(pl.col("xid").is_in(list(fatal)) & ~pl.col("is_consequence"))
         .select(
             "node",
             "gpu_uuid",
             "xid",
             pl.col("ts").alias("start_time"),
-            pl.col("xid").replace_strict(FATAL_FAULTS, return_dtype=pl.String).alias("kind"),
+            pl.col("xid").replace_strict(dict(fatal), return_dtype=pl.String).alias("kind"),
             pl.lit(_RANK["xid"]).alias("rank"),
         )
     )
@@ -184,7 +198,14 @@ def read_silences(writer: Writer, cluster: str, begin: datetime, end: datetime) 
     return pl.concat([nodes, gpus])
 
 
-def read_wellness(writer: Writer, cluster: str, faults: pl.DataFrame, begin: datetime, end: datetime) -> pl.DataFrame:
+def read_wellness(
+    writer: Writer,
+    cluster: str,
+    faults: pl.DataFrame,
+    begin: datetime,
+    end: datetime,
+    fatal: Mapping[int, str] = FATAL_FAULTS,
+) -> pl.DataFrame:
     """Minutes in [begin, end) at which the nodes of some faults were well: `node`, `ts`.
 
     Well: every GPU that the node has reports, none with a fatal XID.
@@ -196,7 +217,7 @@ def read_wellness(writer: Writer, cluster: str, faults: pl.DataFrame, begin: dat
         'fitted AS (SELECT node, max(gpus) AS fitted FROM core_nodes WHERE "cluster" = ? GROUP BY node) '
         "SELECT minutes.node, ts FROM minutes LEFT JOIN fitted USING (node) "
         "WHERE NOT coalesce(is_ill, false) AND minutes.gpus >= coalesce(fitted, 1) ORDER BY ts",
-        [list(FATAL_FAULTS), cluster, begin, end, faults["node"].unique().to_list(), cluster],
+        [list(fatal), cluster, begin, end, faults["node"].unique().to_list(), cluster],
     )
 
 

@@ -150,6 +150,10 @@ class IngestSettings(_Section):
     lag_s: float = Field(20, ge=0, description="A window is read only when it ended this long ago, s.")
     initial_history_s: float = Field(3600, ge=0, description="First run: how far back to read, s.")
     max_windows_per_run: int = Field(48, ge=1, description="Windows one run catches up at most.")
+    xids_fatal_too: tuple[int, ...] = Field(
+        (), description="XID codes that are hardware faults beyond the catalogue's, as 63."
+    )
+    xids_not_fatal: tuple[int, ...] = Field((), description="XID codes that are none, whatever the catalogue says.")
 
 
 class HintsSettings(_Section):

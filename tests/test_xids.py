@@ -157,6 +157,9 @@ def test_faults_from_the_store_count_repeats_of_a_code(tmp_path) -> None:
         store.transact(work)
         found = store.transact(lambda writer: read_xids(writer, "a", T0, T0 + timedelta(days=1)))
         signs = store.transact(lambda writer: read_signs(writer, "a", T0, T0 + timedelta(days=1)))
+        mine = fatal_faults(never=[79])
+        other = store.transact(lambda writer: read_xids(writer, "a", T0, T0 + timedelta(days=1), mine))
+    assert other.is_empty()
     assert found.select("xid", "kind").unique().rows() == [(79, "gpu_fallen_off_bus")]
     hours = [(ts - T0).total_seconds() // 3600 for ts in found["start_time"]]
     assert {1, 3} == set(hours)  # the change, and the repeat that only the count shows
