@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from features import metrics
 from features.vocabulary import schema
@@ -153,6 +155,9 @@ def test_counters_are_remembered_from_read_to_read() -> None:
     assert frames(page + "1e9", index=index).gpu.is_empty()
     second = frames(page + "4e9", index=index, first=1)
     assert second.gpu["pcie_tx_bytes_per_s"].to_list() == pytest.approx([2e8])
+    # The same sample read once more, as the newest of every tick until the next comes, has the same rate.
+    again = frames(page + "4e9", index=index, first=1)
+    assert again.gpu["pcie_tx_bytes_per_s"].to_list() == pytest.approx([2e8])
     # An older window that is read once more leaves what is remembered as it is.
     frames(page + "1e9", index=index)
     third = frames(page + "7e9", index=index, first=2)
@@ -178,6 +183,17 @@ def test_rates_of_a_counter(values: list[float], step_s: int, rates: list[float 
 def test_a_counter_that_was_seen_later_is_not_looked_back_on() -> None:
     later = Counter(100.0, START_MS + 60_000, START_MS + 60_000)
     assert differentiate([START_MS], [500.0], later)[0] == [None]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400_000), st.floats()), max_size=40),
+    st.none() | st.builds(Counter, st.floats(0, 1e15), st.integers(0, 10**6), st.integers(0, 10**6)),
+)
+def test_rates_are_never_negative_or_endless(samples: list[tuple[int, float]], before: Counter | None) -> None:
+    times = np.cumsum([step for step, _ in samples]).tolist() if samples else []
+    rates, _ = differentiate(times, [value for _, value in samples], before)
+    assert len(rates) == len(samples)
+    assert all(rate is None or (rate >= 0 and np.isfinite(rate)) for rate in rates)
 
 
 def test_clocks_of_one_name_are_told_apart_by_their_label() -> None:

@@ -19,11 +19,12 @@ _SENTINEL_FROM = 9.2e18
 
 
 class Counter(NamedTuple):
-    """What is remembered of a counter: its value, since when it has it, and when it was last seen (ms)."""
+    """What is remembered of a counter: its value, since when it has it, when it was last seen (ms), its rate then."""
 
     value: float
     changed_ms: int
     seen_ms: int
+    rate: float | None = None
 
 
 def differentiate(
@@ -41,20 +42,22 @@ def differentiate(
         where nothing changed yet, and where the value is none. And what to remember.
     """
     state = before
-    if state is not None and ts_ms and not 0 < ts_ms[0] - state.seen_ms <= _GAP_MS:
+    if state is not None and ts_ms and not 0 <= ts_ms[0] - state.seen_ms <= _GAP_MS:
         state = None
     rates: list[float | None] = []
     for at, value in zip(ts_ms, values, strict=True):
         rate = None
-        if math.isfinite(value) and 0 <= value < _SENTINEL_FROM:
+        if state is not None and at == state.seen_ms and value == state.value:  # read once more
+            rate = state.rate
+        elif math.isfinite(value) and 0 <= value < _SENTINEL_FROM:
             if state is None or at - state.seen_ms > _GAP_MS or value < state.value:
                 state = Counter(value, at, at)
             elif value > state.value:
                 rate = (value - state.value) * 1000 / max(at - state.changed_ms, 1)
-                state = Counter(value, at, at)
+                state = Counter(value, at, at, rate)
             else:
                 rate = 0.0 if at - state.changed_ms >= _IDLE_MS else None
-                state = state._replace(seen_ms=at)
+                state = state._replace(seen_ms=at, rate=rate)
         rates.append(rate)
     return rates, state
 
