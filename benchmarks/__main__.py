@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 
-ALL = ("store", "ingest", "nowcast", "windows", "api", "simulator", "retrain", "dashboards")
+ALL = ("store", "ingest", "remote_write", "nowcast", "windows", "api", "simulator", "retrain", "dashboards")
 
 
 def _number(value: object) -> str:

@@ -192,13 +192,14 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
             max_body_mib=cluster.remote_write_max_body_mib,
             exporter_interval_s=cluster.exporter_interval_s,
             tick_s=cluster.tick_s,
+            table=_vocabulary(name, cluster),
         )
     from pipelines.sources.trace import TelemetryTrace
 
     return TelemetryTrace(name, _needed(name, "telemetry_path", cluster.telemetry_path))
 
 
-def build_jobs(name: str, cluster: Cluster, state: Path) -> JobSource:  # noqa: ARG001
+def build_jobs(name: str, cluster: Cluster, state: Path) -> JobSource:
     """The source of jobs and nodes that a cluster's settings ask for.
 
     Args:

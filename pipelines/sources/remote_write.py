@@ -15,7 +15,7 @@ from pathlib import Path
 
 import polars as pl
 
-from features import metrics
+from features.metrics import DEFAULT, MetricTable
 from pipelines.sources import Fetched, Finding, SourceError, gpu_frame, node_frame
 from pipelines.sources.prometheus import metric_gaps
 from pipelines.sources.remote_write_intake import Intake
@@ -43,6 +43,7 @@ class RemoteWriteSource:
         max_body_mib: Largest request, decompressed, MiB.
         exporter_interval_s: Interval of scrapes, s.
         tick_s: How often `latest` is called, s.
+        table: The vocabulary.
     """
 
     def __init__(
@@ -56,16 +57,18 @@ class RemoteWriteSource:
         max_body_mib: float = 32,
         exporter_interval_s: float = 15,
         tick_s: float = 15,
+        table: MetricTable = DEFAULT,
     ) -> None:
         self.name, self.host, self.port = name, host, port
         self.folder = spool
         self._token_file, self._most_bytes = token_file, round(max_body_mib * _MIB)
         self._interval_s, self._tick_s = exporter_interval_s, tick_s
+        self._table = table
         self._lock = threading.Lock()
         self._intake: Intake | None = None
         self._receiver = None
         self._pruned_s = self._started_s = 0.0
-        self._reader = LogReader(name, spool)
+        self._reader = LogReader(name, spool, table)
 
     @property
     def watermark_lag_s(self) -> float:
@@ -94,7 +97,7 @@ class RemoteWriteSource:
             heard_ms = max((sender.heard_ms for sender in intake.state.senders.values()), default=None)
         frames = to_frames(samples, series.index, self.name)
         self._prune()
-        keys = ["cluster", "node", "gpu_uuid"]
+        keys = ["cluster", "node", "gpu_uuid", "mig_instance"]
         return Fetched(
             gpu_frame(_laid_over(frames.gpu, frames.gpu_group, keys)),
             node_frame(_laid_over(frames.node, frames.node_group, keys[:2])),
@@ -121,7 +124,7 @@ class RemoteWriteSource:
             self._stop()
         if self._intake is None:
             token = read_token(self.name, self.host, self._token_file)
-            intake = Intake(self.name, self.folder, self._most_bytes, _KEPT)
+            intake = Intake(self.name, self.folder, self._most_bytes, _KEPT, self._table)
             try:
                 self._receiver = Receiver(self.host, self.port, intake.submit, token=token, most_bytes=self._most_bytes)
             except ServerError as error:
@@ -209,7 +212,7 @@ class RemoteWriteSource:
         lacking = (
             ""
             if gpus
-            else f": none of {len(metrics.METRICS)} known GPU metrics came lately; do write_relabel_configs drop them?"
+            else f": none of {len(self._table.by_name)} known metrics came lately; do write_relabel_configs drop them?"
         )
         yield ("metrics", gpus > 0, f"{gpus} GPUs{lacking}")
         if gpus:
@@ -227,7 +230,7 @@ class RemoteWriteSource:
             "    queue_config: {max_samples_per_send: 5000, capacity: 20000, batch_send_deadline: 2s}\n"
             "    # Only what is read here:\n"
             "    write_relabel_configs:\n"
-            f"      - {{source_labels: [__name__], regex: '{_wanted_names()}', action: keep}}\n"
+            f"      - {{source_labels: [__name__], regex: '{_wanted_names(self._table)}', action: keep}}\n"
         )
 
     def _stop(self) -> None:
@@ -263,10 +266,10 @@ def read_token(name: str, host: str, token_file: str) -> str:
     return token
 
 
-def _wanted_names() -> str:
+def _wanted_names(table: MetricTable) -> str:
     """Regular expression of the beginnings of all metrics that are read, and `up`."""
     beginnings = set()
-    for name in metrics.BY_NAME:
+    for name in table.variants:
         first, second = [*name.split("_"), ""][:2]
         beginnings.add(f"{first}_{second}" if first == "node" else first)
     return "|".join(["up", *(f"{one}_.*" for one in sorted(beginnings))])

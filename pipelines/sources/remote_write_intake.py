@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from features.metrics import DEFAULT, MetricTable
 from pipelines.sources.remote_write_newest import Newest
 from pipelines.sources.remote_write_progress import IntakeState, Progress, read_state, write_state
 from pipelines.sources.remote_write_series import Series
@@ -58,6 +59,7 @@ class Intake:
         folder: Folder of the sample log.
         most_bytes: Largest body, decompressed.
         kept: Samples older than this are left out.
+        table: The vocabulary.
         clock: Gives the time, seconds since the epoch.
     """
 
@@ -67,6 +69,7 @@ class Intake:
         folder: Path,
         most_bytes: int,
         kept: timedelta,
+        table: MetricTable = DEFAULT,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name, self.most_bytes = name, most_bytes
@@ -76,12 +79,12 @@ class Intake:
             ("requests", "samples", "late", "ended", "useless", "absurd_time", "too_old", "refused"), 0
         )
         self._folder, self._kept_ms, self._clock = folder, int(kept.total_seconds() * 1000), clock
-        self._log = SampleLog(folder)
+        self._log, self._table = SampleLog(folder), table
         self._started_ms = self._now_ms()
         self.progress = Progress(self.state, self._started_ms)
         self._written_s = -_STATE_EVERY_S
         self.epoch = max([self._started_ms - 1, *self._log.epochs()]) + 1
-        self.series, self.newest = Series(), Newest()
+        self.series, self.newest = Series(self._table), Newest()
         self._renew_from = _LEAST_RENEWED
         self._queue: queue.Queue[tuple[str, bytes, Future[Answer]] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name=f"remote-write-{name}", daemon=True)
@@ -187,7 +190,7 @@ class Intake:
             self._renew_from = size * 5 // 4  # counting costs: not at every request
             return
         with self.lock:
-            self.series, self.newest, self._renew_from = Series(), Newest(), _LEAST_RENEWED
+            self.series, self.newest, self._renew_from = Series(self._table), Newest(), _LEAST_RENEWED
             self.epoch = max(self._now_ms(), self.epoch + 1)
 
     def _commit(self, batch: Batch) -> list[Answer]:

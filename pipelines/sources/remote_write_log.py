@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from features.metrics import DEFAULT, MetricTable
 from pipelines.sources import Fetched, empty_frame, gpu_frame, node_frame
 from pipelines.sources.remote_write_series import USELESS, Series
 from pipelines.sources.sample_log import Chunk, SampleLog
-from pipelines.sources.wide import Frames, Samples, to_frames
+from pipelines.sources.series import Samples
+from pipelines.sources.wide import Frames, to_frames
 
 _NOTHING = Samples(*(np.empty(0, np.int64) for _ in range(4)), np.empty(0))
 
@@ -26,11 +28,12 @@ class LogReader:
     Args:
         name: Name of the cluster.
         folder: Folder of the log.
+        table: The vocabulary.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, table: MetricTable = DEFAULT) -> None:
         self._name, self._log = name, SampleLog(folder)
-        self._series = Series()
+        self._table, self._series = table, Series(table)
         self._numbers: dict[int, np.ndarray] = {}  # epoch → our number of each of its series
         self._offsets: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -61,7 +64,7 @@ class LogReader:
     def _learn(self) -> None:
         epochs = self._log.epochs()
         if any(epoch not in epochs for epoch in self._numbers):  # pruned: their series may have ended
-            self._series, self._numbers, self._offsets = Series(), {}, {}
+            self._series, self._numbers, self._offsets = Series(self._table), {}, {}
         for epoch in epochs:
             rows, self._offsets[epoch] = self._log.series(epoch, self._offsets.get(epoch, 0))
             if not rows:

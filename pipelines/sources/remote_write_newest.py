@@ -7,12 +7,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipelines.sources.remote_write_series import Grown, Series
+from pipelines.sources.remote_write_series import Series
 from pipelines.sources.remote_write_wire import STALE_BITS
-from pipelines.sources.wide import Samples
+from pipelines.sources.series import Samples
 
 _NEVER = -(1 << 62)
 _ALIVE_MS = 120_000  # a series that brought nothing for that long while its sender spoke has ended
+
+
+class Grown:
+    """An array that grows; `view` are the elements in use."""
+
+    def __init__(self, dtype: type, fill: float = 0) -> None:
+        self._array = np.full(1024, fill, dtype)
+        self._fill = fill
+        self.size = 0
+
+    @property
+    def view(self) -> np.ndarray:
+        return self._array[: self.size]
+
+    def resize(self, size: int) -> None:
+        """At least that long from now on; new elements hold the fill value."""
+        if size > len(self._array):
+            more = np.full(max(size, len(self._array) * 3 // 2) - len(self._array), self._fill, self._array.dtype)
+            self._array = np.concatenate([self._array, more])
+        self.size = max(self.size, size)
 
 
 class Newest:

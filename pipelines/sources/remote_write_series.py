@@ -20,62 +20,54 @@ from pipelines.sources.remote_write_wire import (
     tails,
     without_name,
 )
-from pipelines.sources.wide import UP, Index
+from pipelines.sources.series import UP, Index
 
 USELESS = -2
 _UNKNOWN = -1
 _SAME_LABELS = 4096  # label sets without their names that are remembered while new series come
 
 
-class Grown:
-    """An array that grows; `view` are the elements in use."""
-
-    def __init__(self, dtype: type, fill: float = 0) -> None:
-        self._array = np.full(1024, fill, dtype)
-        self._fill = fill
-        self.size = 0
-
-    @property
-    def view(self) -> np.ndarray:
-        return self._array[: self.size]
-
-    def resize(self, size: int) -> None:
-        """At least that long from now on; new elements hold the fill value."""
-        if size > len(self._array):
-            more = np.full(max(size, len(self._array) * 3 // 2) - len(self._array), self._fill, self._array.dtype)
-            self._array = np.concatenate([self._array, more])
-        self.size = max(self.size, size)
-
-
 class Series:
-    """Series by number: metric and entity of each, -1 while they are not known.
+    """Series by number.
+
+    Args:
+        table: The vocabulary.
 
     Attributes:
         index: Resolves labels; holds the entities.
-        name: Name id of each series.
-        entity: Entity id of each series.
+        new: Number and labels of series that `take_new` has not given yet.
     """
 
-    def __init__(self) -> None:
-        self.index = Index()
+    def __init__(self, table: metrics.MetricTable = metrics.DEFAULT) -> None:
+        self.index = Index(table)
         self.new: list[tuple[int, bytes]] = []
         self._numbers: dict[int, int] = {}
-        self._name, self._entity = Grown(np.int32, -1), Grown(np.int32, -1)
-        self._same: dict[bytes, dict[str, str]] = {}
+        self._ids: list[tuple[int, int]] = []  # name and entity, -1 while they are not known
+        self._arrays = np.empty((0, 2), np.int32)
+        self._wanted: dict[bytes, str] = {name.encode(): name for name in (*table.variants, UP)}
+        self._same: dict[bytes, tuple[dict[str, str], str]] = {}
         self._scrape_jobs: set[str] = set()
         self._nodes: dict[tuple[str, str], str] = {}
         self._ups: list[tuple[int, dict[str, str]]] = []
 
     def __len__(self) -> int:
-        return self._name.size
+        return len(self._ids)
+
+    def _id_arrays(self) -> np.ndarray:
+        if len(self._arrays) < len(self._ids):
+            more = np.array(self._ids[len(self._arrays) :], np.int32)
+            self._arrays = np.concatenate([self._arrays, more])
+        return self._arrays
 
     @property
     def name(self) -> np.ndarray:
-        return self._name.view
+        """Name id of each series, -1 while it is not known."""
+        return self._id_arrays()[:, 0]
 
     @property
     def entity(self) -> np.ndarray:
-        return self._entity.view
+        """Entity id of each series, -1 while it is not known."""
+        return self._id_arrays()[:, 1]
 
     def take(self, entries: list[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
         """Samples of series of use.
@@ -127,7 +119,7 @@ class Series:
 
     def _general(self, entry: bytes) -> tuple[int, list[tuple[int, float]]]:
         name = metric_name(entry)
-        if name is not None and not _is_wanted(name):
+        if name is not None and name not in self._wanted:
             return USELESS, []
         labels, samples = parse_series(entry)
         return (self.add(labels), samples) if samples else (USELESS, [])
@@ -149,26 +141,27 @@ class Series:
 
     def _learn(self, labels: bytes) -> int:
         name = metric_name(labels)
-        if name is not None:
-            if not _is_wanted(name):
-                return USELESS
-            rest = without_name(labels, name)
-            found = self._same.get(rest)
-            if found is None:
-                if len(self._same) >= _SAME_LABELS:
-                    self._same.clear()
-                found = self._same[rest] = parse_labels(rest)
-            by_name = {**found, "__name__": name.decode("utf-8", "replace")}
+        if name is None:
+            rest = labels
+            name = parse_labels(labels).get("__name__", "").encode()
         else:
-            by_name = parse_labels(labels)
-            if not _is_wanted(by_name.get("__name__", "").encode()):
-                return USELESS
+            rest = without_name(labels, name)
+        text = self._wanted.get(name)
+        if text is None:
+            return USELESS
+        found = self._same.get(rest)
+        if found is None:
+            if len(self._same) >= _SAME_LABELS:
+                self._same.clear()
+            parsed = parse_labels(rest)
+            parsed.pop("__name__", None)
+            found = self._same[rest] = parsed, metrics.node_name(parsed)
+        by_name, node = found
         job = by_name.get("job", "")
-        if by_name["__name__"] == UP:
-            number = self._next(-1, -1)
-            self._ups.append((number, by_name))
-            return number
-        ids = self.index.add(None, by_name["__name__"], by_name, group=job)
+        if text == UP:
+            self._ups.append((len(self._ids), by_name))
+            return self._next((-1, -1))
+        ids = self.index.add(None, text, by_name, node, job)
         if ids is None:
             return USELESS
         entity = self.index.entities[ids[1]]
@@ -177,14 +170,11 @@ class Series:
             target = (job, by_name.get("instance", ""))
             if self._nodes.setdefault(target, entity.node) != entity.node:
                 self._nodes[target] = ""  # one instance speaks of several nodes
-        return self._next(*ids)
+        return self._next(ids)
 
-    def _next(self, name: int, entity: int) -> int:
-        number = self._name.size
-        self._name.resize(number + 1)
-        self._entity.resize(number + 1)
-        self._name.view[number], self._entity.view[number] = name, entity
-        return number
+    def _next(self, ids: tuple[int, int]) -> int:
+        self._ids.append(ids)
+        return len(self._ids) - 1
 
     def settle(self) -> None:
         """Resolve `up` series of scrape jobs that are known by now to bring GPUs, as the Prometheus reader does."""
@@ -198,15 +188,10 @@ class Series:
             node = own or self._nodes.get((job, labels.get("instance", "")), "")
             ids = self.index.add(None, UP, labels, node, job)
             if ids is not None:
-                self._name.view[number], self._entity.view[number] = ids
+                self._id_arrays()[number] = self._ids[number] = ids
         self._ups = waiting
 
     def take_new(self) -> Iterator[tuple[int, bytes]]:
         """Number and labels of each series met since the last call."""
         new, self.new = self.new, []
         return iter(new)
-
-
-def _is_wanted(name: bytes) -> bool:
-    text = name.decode("utf-8", "replace")
-    return text == UP or text in metrics.BY_NAME
