@@ -325,7 +325,8 @@ def test_job_completion_file() -> None:
         "Cluster=alpha SubmitTime=2026-11-30T02:34:06 EligibleTime=unknown DerivedExitCode=0:0 ExitCode=0:0 \n"
         "half a line JobId=2 UserId=roo"
     )
-    frame = parse_jobcomp(text, "a", AT + timedelta(days=30))
+    frame, warnings = parse_jobcomp(text, "a", AT + timedelta(days=30))
+    assert warnings == []
     row = frame.row(0, named=True)
     assert len(frame) == 1
     assert (row["job_id"], row["name"], row["state"], row["gpus"], row["node_list"]) == (
@@ -338,6 +339,9 @@ def test_job_completion_file() -> None:
     assert row["time_limit_s"] == 300
     assert row["end_time"] - row["start_time"] == timedelta(seconds=1)
     assert row["eligible_time"] is None
+    assert row["exit_code"] == "0:0"
+    frame, warnings = parse_jobcomp(text + "\nJobId=3 UserId=root(0) Name=cut", "a", AT + timedelta(days=30))
+    assert (len(frame), warnings) == (1, ["1 records of the job completion file cannot be read"])
 
 
 SWF = """; Version: 2.2

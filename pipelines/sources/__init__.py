@@ -81,12 +81,17 @@ class LiveJobs:
     """The scheduler's state of this moment.
 
     Attributes:
-        jobs: JOB_COLUMNS; pending and running jobs.
+        jobs: JOB_COLUMNS, and JOB_EXTRAS where they are told; pending and running jobs.
         nodes: Columns of `core_nodes`.
+        states: Columns of `core_job_states`: the jobs whose state, reason, priority or planned start changed since the
+            source was last asked; at its first answer all.
+        warnings: What was partial or odd, in words.
     """
 
     jobs: pl.DataFrame
     nodes: pl.DataFrame
+    states: pl.DataFrame = field(default_factory=lambda: empty_frame("core_job_states"))
+    warnings: list[str] = field(default_factory=list)
 
 
 class TelemetrySource(Protocol):
@@ -211,16 +216,9 @@ def build_jobs(name: str, cluster: Cluster, state: Path) -> JobSource:
         SourceError: A setting that the kind needs is empty, or the inventory cannot be read.
     """
     if cluster.jobs == "slurm":
-        from pipelines.sources.slurm import SlurmSource
+        from pipelines.sources.slurm import build_slurm
 
-        return SlurmSource(
-            name,
-            conf=cluster.slurm_conf,
-            folder=cluster.slurm_bin,
-            timeout_s=cluster.slurm_timeout_s,
-            inventory=cluster.inventory,
-            jobcomp=cluster.jobs_path,
-        )
+        return build_slurm(name, cluster, state)
     if cluster.jobs == "sacct-file":
         from pipelines.sources.sacct_file import SacctFile
 

@@ -6,6 +6,7 @@ Text in, frames out; running the commands stands in `slurm.py`, job fields in `s
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 
 import polars as pl
@@ -19,7 +20,7 @@ _JOBCOMP = re.compile(
     r" Partition=(?P<Partition>\S*) TimeLimit=(?P<Timelimit>\S+) StartTime=(?P<Start>\S+) EndTime=(?P<End>\S+)"
     r" NodeList=(?P<NodeList>\S*) NodeCnt=(?P<NNodes>\d+) ProcCnt=(?P<NCPUS>\d+) .*?"
     r"(?: Tres=(?P<AllocTRES>\S*))?(?: Account=(?P<Account>\S*))?(?: QOS=.*?)?"
-    r" SubmitTime=(?P<Submit>\S+) EligibleTime=(?P<Eligible>\S+)",
+    r" SubmitTime=(?P<Submit>\S+) EligibleTime=(?P<Eligible>\S+)(?:[^\n]* ExitCode=(?P<ExitCode>\d+:\d+))?",
     re.MULTILINE,
 )
 _NODE = {
@@ -31,7 +32,7 @@ _NODE = {
 }
 
 
-def parse_jobcomp(text: str, cluster: str, observed_at: datetime) -> pl.DataFrame:
+def parse_jobcomp(text: str, cluster: str, observed_at: datetime) -> tuple[pl.DataFrame, list[str]]:
     """Jobs of a `jobcomp/filetxt` file, whose times are in this host's time zone.
 
     Args:
@@ -40,7 +41,7 @@ def parse_jobcomp(text: str, cluster: str, observed_at: datetime) -> pl.DataFram
         observed_at: When it was read.
 
     Returns:
-        JOB_COLUMNS; `gpus` is null where the file names none.
+        Columns of `raw_jobs`; `gpus` is null where the file names none. And what was passed over.
     """
     rows = [match.groupdict() for match in _JOBCOMP.finditer(text)]
     columns = list(_JOBCOMP.groupindex)
@@ -50,9 +51,13 @@ def parse_jobcomp(text: str, cluster: str, observed_at: datetime) -> pl.DataFram
                 row[name] = str(int(datetime.fromisoformat(row[name]).timestamp()))  # naive: local
             except ValueError:
                 row[name] = "Unknown"
-    jobs, _ = jobs_frame(columns, [[row[name] or "" for name in columns] for row in rows], cluster, observed_at)
+    jobs, warnings = jobs_frame(columns, [[row[name] or "" for name in columns] for row in rows], cluster, observed_at)
     # Without accounting GPUs are no TRES: that none is named does not mean that there was none.
-    return jobs.with_columns(pl.when(pl.col("gpus") > 0).then(pl.col("gpus")))
+    jobs = jobs.with_columns(pl.when(pl.col("gpus") > 0).then(pl.col("gpus")))
+    lost = text.count("\nJobId=") + text.startswith("JobId=") - len(rows)
+    if lost > 0:
+        warnings.append(f"{lost} records of the job completion file cannot be read")
+    return jobs, warnings
 
 
 def parse_nodes(text: str, topology: dict[str, tuple[str, str]]) -> pl.DataFrame:
@@ -71,22 +76,24 @@ def parse_nodes(text: str, topology: dict[str, tuple[str, str]]) -> pl.DataFrame
         found = {name: match[1] for name, pattern in _NODE.items() if (match := pattern.search(line))}
         if "node" not in found:
             continue
-        model, gpus = _gpus(found.get("gres", ""), found.get("tres", ""))
-        state = found.get("state", "UNKNOWN")
-        if "*" in state:
-            state = state.replace("*", "") + "+NOT_RESPONDING"
-        rack, pod = topology.get(found["node"], ("", ""))
-        row = (
-            found["node"],
-            rack or None,
-            pod or None,
-            model,
-            gpus,
-            re.sub(r"[~#!%$@^-]", "", state),
-            found.get("reason"),
-        )
-        rows.append(row)
+        rows.append(node_row(found, topology))
     return pl.DataFrame(rows, schema=NODES_SCHEMA, orient="row")
+
+
+def node_row(found: Mapping[str, str], topology: Mapping[str, tuple[str, str]]) -> tuple:
+    """A row of `NODES_SCHEMA`.
+
+    Args:
+        found: `node`, and `state`, `gres`, `tres` and `reason` where they are told.
+        topology: As for `parse_nodes`.
+    """
+    model, gpus = _gpus(found.get("gres", ""), found.get("tres", ""))
+    state = found.get("state", "UNKNOWN")
+    if "*" in state:
+        state = state.replace("*", "") + "+NOT_RESPONDING"
+    rack, pod = topology.get(found["node"], ("", ""))
+    state = re.sub(r"[~#!%$@^-]", "", state)
+    return found["node"], rack or None, pod or None, model, gpus, state, found.get("reason")
 
 
 def _gpus(gres: str, tres: str) -> tuple[str | None, int]:

@@ -1,0 +1,155 @@
+"""Asks a Slurm through its client commands: history by sacct, the queue by squeue, nodes by scontrol.
+
+Here belong the questions and which fields they ask for; programs are run by `slurm_commands.py`, output is read by
+`sacct.py` and `slurm_text.py`. `Reader` is what `slurm.py` needs of any way to ask; `slurmrestd.py` is another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+import polars as pl
+
+from pipelines.sources import SourceError
+from pipelines.sources.sacct import (
+    SACCT_FIELDS,
+    SacctError,
+    count_restarts,
+    jobs_frame,
+    parse_sacct,
+    settle_attempts,
+)
+from pipelines.sources.slurm_commands import Commands
+from pipelines.sources.slurm_text import parse_nodes, parse_topology
+
+_FIELD, _RECORD = "\x1f", "\x1e"
+# squeue's name of a field → sacct's; an empty size after the colon means that nothing is cut off.
+_QUEUE_FIELDS = {
+    "JobID": "JobIDRaw", "JobArrayID": "JobID", "UserName": "User", "Account": "Account", "Partition": "Partition",
+    "SubmitTime": "Submit", "EligibleTime": "Eligible", "StartTime": "Start", "EndTime": "End", "State": "State",
+    "exit_code": "ExitStatus", "RestartCnt": "RestartCnt", "PriorityLong": "Priority", "NumNodes": "NNodes",
+    "NumCPUs": "NCPUS", "tres-alloc": "AllocTRES", "tres-per-node": "TresPerNode", "tres-per-job": "TresPerJob",
+    "TimeLimit": "Timelimit", "NodeList": "NodeList", "Reason": "Reason", "Name": "JobName",
+}  # fmt: skip
+_AT = {name: place for place, name in enumerate(_QUEUE_FIELDS.values())}
+_LONGEST_RANGE = timedelta(days=7)  # slurmdbd may refuse wide ranges
+_SHORTEST_RANGE = timedelta(hours=1)
+_TOO_WIDE = "too wide of a date range"
+_ARRAY_OPTION = (23, 2)  # the first release whose sacct knows --array
+_TOPOLOGY_S = 600.0
+
+
+class Reader(Protocol):
+    """Asks a Slurm, in whatever way."""
+
+    warnings: list[str]
+
+    def history(self, start: datetime, end: datetime) -> pl.DataFrame:
+        """Columns of `raw_jobs`: what the accounting knows of [start, end), every attempt."""
+        ...
+
+    def queue(self) -> pl.DataFrame:
+        """Columns of `raw_jobs` and `priority`: every job that the controller remembers."""
+        ...
+
+    def nodes(self) -> pl.DataFrame:
+        """Columns of `NODES_SCHEMA`."""
+        ...
+
+
+class CommandReader:
+    """Asks through Slurm's client commands.
+
+    Args:
+        name: Name of the cluster.
+        commands: The commands.
+    """
+
+    def __init__(self, name: str, commands: Commands) -> None:
+        self.name, self.commands = name, commands
+        self.warnings: list[str] = []
+        self._longest = _LONGEST_RANGE
+        self._topology: dict[str, tuple[str, str]] = {}
+        self._topology_at = -_TOPOLOGY_S
+
+    def history(self, start: datetime, end: datetime) -> pl.DataFrame:
+        """What sacct tells of [start, end), every attempt; asked in pieces where the database refuses wide ranges.
+
+        Raises:
+            SourceError: sacct failed.
+        """
+        parts: list[pl.DataFrame] = []
+        while True:
+            last = min(end, start + self._longest)
+            try:
+                parts.append(self._sacct(start, last))
+            except SourceError as error:
+                if _TOO_WIDE not in str(error).lower() or self._longest <= _SHORTEST_RANGE:
+                    raise
+                self._longest = timedelta(days=1) if self._longest > timedelta(days=1) else self._longest / 2
+                continue
+            start = last
+            if start >= end:
+                # A job that changed meanwhile: the later answer counts.
+                return count_restarts(settle_attempts(pl.concat(parts)))
+
+    def _sacct(self, start: datetime, end: datetime) -> pl.DataFrame:
+        first = start.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        last = (end.astimezone(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%S")
+        array = ("--array",) if self.commands.version() >= _ARRAY_OPTION else ()
+        # --parsable ends each record with the delimiter: names may hold newlines.
+        text, at = self.commands.ask(
+            "sacct", "--allusers", "--allocations", "--duplicates", *array, "--parsable", f"--delimiter={_FIELD}",
+            "--noconvert", f"--starttime={first}", f"--endtime={last}", f"--format={','.join(SACCT_FIELDS)}",
+        )  # fmt: skip
+        try:
+            jobs, warnings = parse_sacct(text, self.name, at, _FIELD, since=start)
+        except SacctError as error:
+            raise SourceError(f"{self.name}: sacct: {error}") from error
+        self.warnings += warnings
+        return jobs
+
+    def queue(self) -> pl.DataFrame:
+        """What squeue tells of every job that the controller remembers, with its `priority`.
+
+        Raises:
+            SourceError: squeue failed or its answer is not whole.
+        """
+        ends = dict.fromkeys(_QUEUE_FIELDS, _FIELD) | {"Name": _RECORD}
+        # One question for all purposes, so that its answer can be shared.
+        text, at = self.commands.ask(
+            "squeue", "--all", "--noheader", "--noconvert", "--states=all", "--Format",
+            ",".join(f"{k}:{end}" for k, end in ends.items()),
+        )  # fmt: skip
+        rows = [record.removeprefix("\n").split(_FIELD) for record in text.split(_RECORD)]
+        whole = [row for row in rows if len(row) == len(_QUEUE_FIELDS)]
+        if len(whole) < sum(len(row) > 1 for row in rows):
+            raise SourceError(f"{self.name}: squeue gave fields of another number than were asked for: {rows[0][:3]}")
+        jobs, warnings = jobs_frame(list(_QUEUE_FIELDS.values()), whole, self.name, at)
+        self.warnings += warnings
+        return with_priorities(jobs, [(row[_AT["JobIDRaw"]], row[_AT["Priority"]]) for row in whole])
+
+    def nodes(self) -> pl.DataFrame:
+        """Columns of `NODES_SCHEMA`; the topology is asked for now and then.
+
+        Raises:
+            SourceError: scontrol failed.
+        """
+        text = self.commands.run("scontrol", "--oneliner", "show", "node")
+        if time.monotonic() - self._topology_at >= _TOPOLOGY_S:
+            try:
+                self._topology = parse_topology(self.commands.run("scontrol", "--oneliner", "show", "topology"))
+            except SourceError as error:  # "no topology information available"
+                self.warnings.append(str(error))
+            self._topology_at = time.monotonic()
+        return parse_nodes(text, self._topology)
+
+
+def with_priorities(jobs: pl.DataFrame, priorities: Iterable[tuple[str, str]]) -> pl.DataFrame:
+    """Jobs with `priority`, by id; null where it is no number."""
+    told = pl.DataFrame(list(priorities), schema={"job_id": pl.String, "priority": pl.String}, orient="row")
+    told = told.with_columns(pl.col("priority").cast(pl.Float64, strict=False)).unique("job_id", keep="last")
+    return jobs.join(told, on="job_id", how="left", maintain_order="left")
