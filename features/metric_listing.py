@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
-from features.exporters.metric import KINDS, Metric
+from features.exporters.metric import KINDS, LANE, Metric
 from features.metrics import ENTITY_COLUMNS, MetricTable
 from features.vocabulary import COLUMNS
 
@@ -73,14 +74,15 @@ def select(table: MetricTable, text: str = "", column: str = "") -> list[Metric]
 
     Args:
         table: The vocabulary.
-        text: Part of the name or of the exporter's; empty: any.
+        text: Part of the name or of the exporter's, or a name as exposed that a `#` or `*` stands for; empty: any.
         column: Name of a column; empty: any.
     """
     wanted = text.lower()
     return [
         row
         for row in table.metrics
-        if wanted in f"{row.name} {row.exporter}".lower() and (not column or row.column == column)
+        if (wanted in f"{row.name} {row.exporter}".lower() or fnmatchcase(text, row.name.replace(LANE, "*")))
+        and (not column or row.column == column)
     ]
 
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from features import metrics
 from features.exporters.metric import ENTITIES, KINDS
+from features.metric_listing import select
 from features.vocabulary import COLUMNS
 from pipelines.commands import CommandError
 from pipelines.settings import Cluster, SettingsError, parse_settings
@@ -479,3 +480,90 @@ def test_metrics_are_listed_by_name_column_and_cluster(tmp_path: Path, monkeypat
     assert out.split() == ["acme", "node.inlet_temp_c", "×0.1", "gauge"]
     with pytest.raises(CommandError, match="no column 'gpu_temperature'"):
         CliRunner().invoke(cli, ["metrics", "--column", "gpu_temperature"], catch_exceptions=False)
+
+
+# What the documentation and sources of each exporter say that it exposes, by what a reading of it must be.
+EXPOSED = {
+    "dcgm": (
+        "SM_CLOCK MEM_CLOCK MEMORY_TEMP GPU_TEMP POWER_USAGE TOTAL_ENERGY_CONSUMPTION PCIE_REPLAY_COUNTER GPU_UTIL "
+        "MEM_COPY_UTIL ENC_UTIL DEC_UTIL XID_ERRORS FB_FREE FB_USED FB_RESERVED NVLINK_BANDWIDTH_TOTAL "
+        "UNCORRECTABLE_REMAPPED_ROWS CORRECTABLE_REMAPPED_ROWS ROW_REMAP_FAILURE POWER_VIOLATION THERMAL_VIOLATION "
+        "SYNC_BOOST_VIOLATION BOARD_LIMIT_VIOLATION LOW_UTIL_VIOLATION RELIABILITY_VIOLATION ECC_SBE_VOL_TOTAL "
+        "ECC_DBE_VOL_TOTAL ECC_SBE_AGG_TOTAL ECC_DBE_AGG_TOTAL RETIRED_SBE RETIRED_DBE RETIRED_PENDING "
+        "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL NVLINK_CRC_DATA_ERROR_COUNT_TOTAL NVLINK_REPLAY_ERROR_COUNT_TOTAL "
+        "NVLINK_RECOVERY_ERROR_COUNT_TOTAL NVLINK_BANDWIDTH_L0 NVLINK_CRC_FLIT_ERROR_COUNT_L5 "
+        "NVLINK_REPLAY_ERROR_L17_TOTAL CLOCKS_EVENT_REASONS CLOCK_THROTTLE_REASONS GPU_TEMP_LIMIT POWER_USAGE_INSTANT "
+        "PCIE_LINK_GEN PCIE_LINK_WIDTH FB_TOTAL ROW_REMAP_PENDING NVLINK_TX_BANDWIDTH_L17 NVLINK_RX_BANDWIDTH_TOTAL "
+        "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS NVLINK_COUNT_TX_BYTES NVLINK_COUNT_RX_ERRORS GET_GPU_RECOVERY_ACTION "
+        "GPU_TEMP_CELSIUS MEMORY_TEMP_CELSIUS GPU_TEMP_MARGIN_CELSIUS BOARD_POWER_WATTS BOARD_POWER_RAW_WATTS "
+        "BOARD_POWER_LIMIT_ENFORCED_WATTS GPU_UTIL_RATIO XID_ERROR PCIE_REPLAY_TOTAL PAGE_RETIRED_SBE_TOTAL "
+        "ROW_REMAP_UNCORRECTABLE_TOTAL ROW_REMAP_FAILED NVLINK_THROUGHPUT_TOTAL NVLINK_CRC_DATA_ERROR_TOTAL"
+    ),
+    "dcgm, explained only": (
+        "VGPU_LICENSE_STATUS FB_USED_PERCENT FB_USED_RATIO SLOWDOWN_TEMP SHUTDOWN_TEMP GPU_TEMP_SLOWDOWN_CELSIUS "
+        "MEM_MAX_OP_TEMP GPU_MAX_OP_TEMP FABRIC_HEALTH_MASK PCIE_MAX_LINK_GEN BANKS_REMAP_ROWS_AVAIL_MAX "
+        "NVLINK_COUNT_TX_PACKETS"
+    ),
+    "fed": (
+        "DCGM_FI_PROF_GR_ENGINE_ACTIVE DCGM_FI_PROF_PIPE_TENSOR_ACTIVE DCGM_FI_PROF_DRAM_ACTIVE "
+        "DCGM_FI_PROF_PCIE_TX_BYTES DCGM_FI_PROF_PCIE_RX_BYTES DCGM_FI_PROF_SM_ACTIVE DCGM_FI_PROF_SM_OCCUPANCY "
+        "DCGM_FI_PROF_PIPE_FP64_ACTIVE DCGM_FI_PROF_PIPE_FP32_ACTIVE DCGM_FI_PROF_PIPE_FP16_ACTIVE "
+        "DCGM_FI_PROF_NVLINK_TX_BYTES DCGM_FI_PROF_NVLINK_RX_BYTES DCGM_FI_PROF_NVLINK_L17_RX_BYTES "
+        "DCGM_FI_PROF_PCIE_TX_BYTES_TOTAL DCGM_EXP_XID_ERRORS_COUNT dcgm_gpu_temp dcgm_power_usage dcgm_xid_errors "
+        "nvidia_smi_utilization_gpu_ratio nvidia_smi_memory_used_bytes nvidia_smi_power_draw_watts "
+        "nvidia_smi_temperature_gpu nvidia_smi_temperature_gpu_tlimit nvidia_smi_clocks_current_sm_clock_hz "
+        "nvidia_smi_clocks_event_reasons_active nvidia_smi_clocks_event_reasons_hw_thermal_slowdown "
+        "nvidia_smi_clocks_event_reasons_counters_sw_power_cap_seconds nvidia_smi_pcie_link_gen_current "
+        "nvidia_smi_ecc_errors_corrected_volatile_total nvidia_smi_ecc_errors_uncorrected_aggregate_total "
+        "nvidia_smi_remapped_rows_pending nvidia_smi_remapped_rows_failure nvidia_smi_gpu_recovery_action "
+        "nvidia_smi_energy_joules_total nvidia_smi_pcie_throughput_tx_bytes_per_second "
+        "gpu_gfx_activity amd_gpu_umc_activity gpu_junction_temperature amd_gpu_edge_temperature gpu_package_power "
+        "gpu_average_package_power gpu_power_usage gpu_energy_consumed gpu_used_vram gpu_total_vram pcie_bandwidth "
+        "pcie_replay_count gpu_clock gpu_ecc_correct_total gpu_ecc_uncorrect_total gpu_xgmi_link_rx "
+        "amd_gpu_xgmi_link_tx rocm_utilization_percentage rocm_average_socket_power_watts rocm_energy_joules "
+        "rocm_temperature_celsius "
+        "rocm_temperature_memory_celsius rocm_sclk_clock_mhz rocm_xgmi_total_read_kilobytes "
+        "rocm_ras_umc_uncorrectable_count omnistat_network_tx_bytes "
+        "node_infiniband_port_data_received_bytes_total node_infiniband_port_transmit_wait_total "
+        "node_infiniband_symbol_error_total node_infiniband_link_downed_total "
+        "node_infiniband_link_error_recovery_total "
+        "node_infiniband_local_link_integrity_errors_total node_infiniband_port_errors_received_total "
+        "node_infiniband_state_id node_infiniband_physical_state_id node_infiniband_rate_bytes_per_second "
+        "node_infiniband_np_cnp_packets_sent_total node_infiniband_np_ecn_marked_roce_packets_received_total "
+        "node_infiniband_rp_cnp_packets_handled_total node_infiniband_out_of_sequence_packets_received_total "
+        "node_infiniband_packet_sequence_errors_total node_infiniband_out_of_buffer_drops_total "
+        "node_infiniband_local_ack_timeout_errors_total node_infiniband_rnr_nak_retry_packets_received_total "
+        "node_infiniband_roce_adp_retransmits_total node_infiniband_rx_icrc_encapsulated_errors_total "
+        "infiniband_portrcvdata_total nvidia_gpu_duty_cycle nvidia_gpu_power_usage_milliwatts "
+        "nvidia_gpu_memory_used_bytes nvidia_gpu_temperature_celsius ipmi_temperature_celsius ipmi_power_watts "
+        "ipmi_dcmi_power_consumption_current_watts idrac_sensors_temperature idrac_power_control_consumed_watts"
+    ),
+    "explained only": (
+        "DCGM_FI_DRIVER_VERSION DCGM_EXP_CLOCK_EVENTS_COUNT DCGM_EXP_GPU_HEALTH_STATUS DCGM_EXP_P2P_STATUS "
+        "DCGM_FI_PROF_C2C_TX_ALL_BYTES nvidia_smi_gpu_info nvidia_smi_xid_errors_total nvidia_smi_fabric_state "
+        "nvidia_smi_xid_last_timestamp_seconds nvidia_smi_mig_count nvidia_smi_last_collect_success nvidia_smi_pstate "
+        "gpu_xgmi_nbr_0_tx_thrput gpu_violation_current gpu_health gpu_afid_errors pcie_speed rmsjob_info "
+        "nvidia_gpu_jobId cgroup_memory_rss_bytes node_infiniband_info node_infiniband_vl15_dropped_total "
+        "ipmi_temperature_state ipmi_fan_speed_rpm ipmi_up idrac_sensors_fan_speed idrac_power_supply_input_watts "
+        "idrac_system_health idrac_events_log_entry kube_pod_info kube_pod_status_phase kube_pod_status_reason "
+        "kube_pod_container_resource_requests kube_pod_container_status_last_terminated_reason kube_pod_created "
+        "kube_pod_container_status_restarts_total kube_pod_owner kube_job_status_start_time kube_job_failed "
+        "kube_node_status_allocatable kube_node_status_condition kube_node_spec_unschedulable kube_node_spec_taint "
+        "volcano_e2e_job_scheduling_duration volcano_schedule_attempts_total volcano_pod_preemption_victims "
+        "volcano_unschedule_task_count volcano_job_share volcano_queue_allocated_milli_cpu volcano_queue_share "
+        "volcano_queue_deserved_scalar_resources kueue_pending_workloads kueue_cluster_queue_resource_usage "
+        "slurm_account_jobs_pending slurm_cpus_alloc slurm_gpus_alloc slurm_node_cpu_alloc slurm_nodes_idle "
+        "slurm_queue_pending slurm_job_alloc_cpus slurm_user_state_total slurm_pending_reason_total "
+        "slurm_jobs_pending_total slurm_node_memory_bytes slurm_scheduler_cycle_last_seconds slurm_jobs_pending "
+        "slurm_nodes_powering_up slurm_node_gpus_alloc slurm_bf_cycle_last slurm_partition_gpus"
+    ),
+}
+
+
+@pytest.mark.parametrize("group", EXPOSED)
+def test_what_exporters_expose_is_known(group: str) -> None:
+    for short in EXPOSED[group].split():
+        name = f"DCGM_FI_DEV_{short}" if group.startswith("dcgm") else short
+        is_fed = "only" not in group
+        assert (name in metrics.BY_NAME) == is_fed, name
+        assert select(metrics.DEFAULT, name), name
