@@ -1,0 +1,116 @@
+"""What Volcano and Kueue say of their queues, as rows of `core_queue_samples`.
+
+Metric names become short ones with their unit; of a resource the name follows a colon, as `allocated:nvidia_com_gpu`.
+Counters stay counters. Series that two instances give at once become one, by the larger value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+
+import numpy as np
+import polars as pl
+
+from features.vocabulary import TIME, schema
+from pipelines.sources import empty_frame
+from pipelines.sources.kubernetes_series import Asks, plain_labels
+from pipelines.sources.promql import parse_labels
+
+_WHAT = ("allocated", "request", "deserved", "capacity")
+# Metric → (short name, scale). `{}` is filled by the resource.
+VOLCANO: dict[str, tuple[str, float]] = {
+    **{f"volcano_queue_{what}_milli_cpu": (f"{what}:cpu", 1e-3) for what in _WHAT},
+    **{f"volcano_queue_{what}_memory_bytes": (f"{what}:memory_bytes", 1.0) for what in _WHAT},
+    # Scalar resources are counted in thousandths, as CPUs are; but not pods.
+    **{f"volcano_queue_{what}_scalar_resources": (f"{what}:{{}}", 1e-3) for what in _WHAT},
+    "volcano_queue_share": ("share", 1.0), "volcano_queue_weight": ("weight", 1.0),
+    "volcano_queue_overused": ("is_overused", 1.0),
+    "volcano_queue_pod_group_inqueue_count": ("inqueue_jobs", 1.0),
+    "volcano_queue_pod_group_pending_count": ("pending_jobs", 1.0),
+    "volcano_queue_pod_group_running_count": ("running_jobs", 1.0),
+    "volcano_queue_pod_group_unknown_count": ("unknown_jobs", 1.0),
+    "volcano_unschedule_job_count": ("unscheduled_jobs", 1.0),
+    "volcano_pod_preemption_victims": ("preemption_victims", 1.0),
+}  # fmt: skip
+KUEUE: dict[str, tuple[str, float]] = {
+    "kueue_pending_workloads": ("pending_jobs:{}", 1.0), "kueue_admitted_active_workloads": ("running_jobs", 1.0),
+    "kueue_reserving_active_workloads": ("reserving_jobs", 1.0),
+    "kueue_admitted_workloads_total": ("admitted_jobs_total", 1.0),
+    "kueue_evicted_workloads_total": ("evicted_jobs_total:{}", 1.0),
+    "kueue_preempted_workloads_total": ("preempted_jobs_total:{}", 1.0),
+    "kueue_cluster_queue_resource_usage": ("allocated:{}", 1.0),
+    "kueue_cluster_queue_resource_reservation": ("reserved:{}", 1.0),
+    "kueue_cluster_queue_nominal_quota": ("quota:{}", 1.0),
+    "kueue_cluster_queue_borrowing_limit": ("borrowing_limit:{}", 1.0),
+    "kueue_cluster_queue_lending_limit": ("lending_limit:{}", 1.0),
+    "kueue_cluster_queue_weighted_share": ("share", 1.0),
+}  # fmt: skip
+_ALL = VOLCANO | KUEUE
+_QUEUE_LABELS = ("cluster_queue", "queue_name", "queue", "preempting_cluster_queue")
+_ODD = re.compile(r"[^A-Za-z0-9]+")  # as kube-state-metrics writes names of resources
+_SUFFIXES = ("resource", "status", "reason")
+
+
+def queue_samples(
+    api: Asks, cluster: str, start: datetime, end: datetime, *, matcher: str = "", step_s: int = 60
+) -> pl.DataFrame:
+    """Samples of queues with start ≤ ts < end; one query.
+
+    Args:
+        api: The Prometheus.
+        cluster: Name of the cluster.
+        start: Start of the span, UTC.
+        end: End of the span, UTC.
+        matcher: Further label matchers, as of the setting; empty: none.
+        step_s: Seconds between samples.
+
+    Returns:
+        Rows of `core_queue_samples`; none where neither scheduler is there.
+
+    Raises:
+        SourceError: No whole answer came.
+    """
+    more = f",{matcher}" if matcher.strip() else ""
+    span_s = max(int((end - start).total_seconds()), 1)
+    query = f'{{__name__=~"{"|".join(_ALL)}"{more}}}[{span_s}s:{step_s}s]'
+    matrix = api.matrix(query, int(end.timestamp()) * 1000)
+    named = [_identity(parse_labels(raw)) for raw in matrix.labels]
+    if not named:
+        return empty_frame("core_queue_samples")
+    which = np.repeat(np.arange(len(named)), matrix.counts)
+    frame = pl.DataFrame(
+        {
+            "ts": pl.Series(matrix.ts_ms).cast(pl.Datetime("ms", "UTC")).cast(TIME),
+            "series": which,
+            "value": matrix.values,
+        }
+    )
+    keys = pl.DataFrame(
+        [(i, *identity) for i, identity in enumerate(named)],
+        schema={"series": pl.Int64, "source": pl.String, "queue": pl.String, "metric": pl.String, "scale": pl.Float64},
+        orient="row",
+    )
+    rows = (
+        frame.join(keys, on="series")
+        .filter((pl.col("ts") >= start) & (pl.col("ts") < end) & pl.col("value").is_finite())
+        .group_by("ts", "source", "queue", "metric")
+        .agg((pl.col("value") * pl.col("scale")).max())
+        .with_columns(pl.lit(cluster).alias("cluster"))
+        .sort("queue", "metric", "ts")
+    )
+    return rows.select(pl.col(name).cast(dtype) for name, dtype in schema("core_queue_samples").items())
+
+
+def _identity(labels: Mapping[str, str]) -> tuple[str, str, str, float]:
+    """Source, queue, metric and scale of a series."""
+    name = labels.get("__name__", "")
+    metric, scale = _ALL[name]
+    plain = plain_labels(labels)
+    queue = next((plain[label] for label in _QUEUE_LABELS if plain.get(label)), "")
+    told = next((plain[label] for label in _SUFFIXES if plain.get(label)), "")
+    flavor = f"@{plain['flavor']}" if plain.get("flavor") and ":" in metric else ""
+    metric = metric.format(_ODD.sub("_", told)) if told else metric.removesuffix(":{}")
+    scale = 1.0 if told == "pods" else scale
+    return ("volcano" if name in VOLCANO else "kueue"), queue, metric + flavor, scale
