@@ -6,7 +6,7 @@ Here everything is put together and nothing is done. Tests build it with setting
 import dagster as dg
 
 from pipelines.assets.derived import DERIVED
-from pipelines.assets.ingest import ingest_jobs, ingest_samples
+from pipelines.assets.ingest import ingest_jobs, ingest_samples, ingest_scheduler
 from pipelines.assets.published import NOWCAST, PUBLISHED
 from pipelines.assets.trained import MODELS, out_scores
 from pipelines.checks import CHECKS
@@ -27,7 +27,7 @@ def build_definitions(config_path: str = "") -> dg.Definitions:
     """
     settings = load_settings(config_path or None)
     return dg.Definitions(
-        assets=[ingest_jobs, ingest_samples, *DERIVED, *MODELS, out_scores, *PUBLISHED, NOWCAST],
+        assets=[ingest_jobs, ingest_samples, ingest_scheduler, *DERIVED, *MODELS, out_scores, *PUBLISHED, NOWCAST],
         asset_checks=CHECKS,
         jobs=JOBS,
         schedules=build_schedules(settings.training.hour_utc),

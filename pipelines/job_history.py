@@ -14,6 +14,7 @@ import polars as pl
 
 from features.vocabulary import conform, schema
 from pipelines.sources import JobSource, SourceError
+from pipelines.sources.job_states import changed_states
 from pipelines.store import Store, Writer
 
 MARK = "jobs"
@@ -22,6 +23,7 @@ _FIRST_DAYS = 30.0  # a first run reads this much history at least: runtime fore
 _OVERLAP = timedelta(minutes=10)
 _NODES_KEPT = timedelta(hours=1)
 _CHUNK = timedelta(days=1)
+_STATES_LOOKED_BACK = timedelta(days=2)  # a state that lasts longer is written again
 _KEY = ["cluster", "job_id", "submit_time"]
 
 
@@ -39,6 +41,8 @@ class JobsIngested:
     raw_rows: int = 0
     core_rows: int = 0
     node_rows: int = 0
+    state_rows: int = 0
+    warnings: list[str] = field(default_factory=list)
     vanished: int = 0
     findings: dict[str, int] = field(default_factory=dict)
     mark: datetime | None = None
@@ -79,7 +83,10 @@ def ingest_jobs(
             end = min(start + _CHUNK, now)
             _ingest_span(store, source, cluster, start, end, report, is_last=end >= now)
             start = end
-        _ingest_nodes(store, source.live().nodes, cluster, now, report)
+        live = source.live()
+        _ingest_nodes(store, live.nodes, cluster, now, report)
+        _ingest_states(store, live.states, cluster, now, report)
+        report.warnings += live.warnings
     except SourceError as error:
         report.error = str(error)
     report.mark = store.mark(cluster, MARK)
@@ -198,6 +205,23 @@ def _ingest_nodes(store: Store, nodes: pl.DataFrame, cluster: str, now: datetime
     new = nodes.join(known.select(told), on=told, how="anti", nulls_equal=True)
     if not new.is_empty():
         report.node_rows += store.transact(lambda w: w.upsert("core_nodes", new), purpose="ingest of nodes")
+
+
+def _ingest_states(store: Store, states: pl.DataFrame, cluster: str, now: datetime, report: JobsIngested) -> None:
+    """States, reasons and planned starts that differ from the last ones stored."""
+    if states.is_empty():
+        return
+
+    def work(writer: Writer) -> int:
+        known = writer.query(
+            'SELECT * FROM core_job_states WHERE "cluster" = ? AND observed_at >= ? '
+            "AND job_id IN (SELECT unnest(?::VARCHAR[]))",
+            [cluster, now - _STATES_LOOKED_BACK, states["job_id"].to_list()],
+        )
+        seen = conform(states.with_columns(pl.lit(cluster).alias("cluster")), "core_job_states")
+        return writer.append("core_job_states", changed_states(known, seen))
+
+    report.state_rows += store.transact(work, purpose="ingest of job states")
 
 
 def read_nodes(store: Readable, cluster: str) -> pl.DataFrame:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from pipelines.derive import Derived, derive_hours, derive_minutes
 from pipelines.faults import derive_faults
+from pipelines.gpu_jobs import derive_gpu_jobs, ingest_slurm_gpus
 from pipelines.ingest import Ingested, ingest_telemetry
 from pipelines.job_history import JobsIngested, ingest_jobs
 from pipelines.labels import derive_labels
+from pipelines.policy import ingest_policy
 from pipelines.publish import Published, load_journal, publish_jobs, publish_node_risks
 from pipelines.retrain import TASKS, Retrained, retrain_task
 from pipelines.settings import Settings
+from pipelines.slots import derive_slots
 from pipelines.sources import SourceError, build_jobs, build_telemetry
 from pipelines.store import Store, StoreError
 
@@ -39,6 +42,18 @@ class DerivedReport:
 
 
 @dataclass
+class SchedulerIngested:
+    """What else a scheduler told of one cluster: its policy, and who holds which GPU."""
+
+    cluster: str
+    reservation_rows: int = 0
+    policy_rows: int = 0
+    gpu_job_rows: int = 0
+    warnings: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass
 class ClusterIngested:
     """A whole ingest of one cluster."""
 
@@ -46,11 +61,14 @@ class ClusterIngested:
     jobs: JobsIngested
     telemetry: Ingested
     derived: list[DerivedReport] = field(default_factory=list)
+    scheduler: SchedulerIngested | None = None
 
     @property
     def errors(self) -> list[str]:
         """What went wrong, if anything."""
         found = [self.jobs.error, self.telemetry.error, *(report.error for report in self.derived)]
+        if self.scheduler is not None:
+            found.append(self.scheduler.error)
         return [error for error in found if error]
 
 
@@ -59,7 +77,10 @@ DERIVE: dict[str, Callable[..., Derived]] = {
     "core_gpu_hours": derive_hours,
     "core_faults": derive_faults,
     "feat_labels": derive_labels,
+    "core_slots": derive_slots,
+    "core_gpu_jobs": derive_gpu_jobs,
 }
+_POLICY_PERIOD = timedelta(minutes=10)
 
 
 def ingest_jobs_of(
@@ -74,16 +95,51 @@ def ingest_jobs_of(
         return JobsIngested(cluster, error=str(error))
 
 
+def ingest_scheduler_of(store: Store, settings: Settings, cluster: str, now: datetime) -> SchedulerIngested:
+    """Reservations, limits, and the GPUs that jobs hold, of one cluster; nothing where its scheduler tells none."""
+    report = SchedulerIngested(cluster)
+    try:
+        source = build_jobs(cluster, settings.cluster(cluster), settings.state)
+    except SourceError as error:
+        report.error = str(error)
+        return report
+    commands = getattr(source, "commands", None)
+    if commands is None:
+        return report
+    mark = store.mark(cluster, "policy")
+    if mark is None or now - mark >= _POLICY_PERIOD:
+        policy = ingest_policy(store, commands, cluster, now)
+        report.reservation_rows, report.policy_rows = policy.reservation_rows, policy.policy_rows
+        report.warnings += policy.warnings
+        report.error = policy.error
+        if policy.error is None:
+            store.transact(lambda w: w.set_mark(cluster, "policy", now), purpose="ingest of policy")
+    gpus = ingest_slurm_gpus(store, commands, cluster, now)
+    report.gpu_job_rows = gpus.rows
+    report.warnings += gpus.warnings
+    report.error = report.error or gpus.error
+    return report
+
+
 def ingest_telemetry_of(
-    store: Store, settings: Settings, cluster: str, now: datetime, since: datetime | None = None
+    store: Store,
+    settings: Settings,
+    cluster: str,
+    now: datetime,
+    since: datetime | None = None,
+    *,
+    backfill: str = "",
+    progress: Callable[[int, int, int], None] | None = None,
 ) -> Ingested:
-    """All windows of samples that are due for one cluster."""
+    """All windows of samples that are due for one cluster; arguments as of `ingest.ingest_telemetry`."""
     try:
         source = build_telemetry(cluster, settings.cluster(cluster), settings.state)
     except SourceError as error:
         return Ingested(cluster, error=str(error))
     try:
-        return ingest_telemetry(store, source, cluster, settings.ingest, now, since=since)
+        return ingest_telemetry(
+            store, source, cluster, settings.ingest, now, since=since, backfill=backfill, progress=progress
+        )
     finally:
         source.close()
 
@@ -98,7 +154,14 @@ def derive_of(store: Store, settings: Settings, cluster: str, table: str) -> Der
 
 
 def ingest_cluster(
-    store: Store, settings: Settings, cluster: str, now: datetime, since: datetime | None = None
+    store: Store,
+    settings: Settings,
+    cluster: str,
+    now: datetime,
+    since: datetime | None = None,
+    *,
+    backfill: str = "",
+    progress: Callable[[int, int, int], None] | None = None,
 ) -> ClusterIngested:
     """Everything that ingest does for one cluster, in order.
 
@@ -108,13 +171,17 @@ def ingest_cluster(
         cluster: Name of the cluster.
         now: Present time, UTC.
         since: Read again from here on; None: from the marks.
+        backfill: Mark under which reading again goes on where it was interrupted; empty: from `since`.
+        progress: Told after each window of samples, as of `ingest.ingest_telemetry`.
 
     Raises:
         StoreError: The store cannot be written.
     """
     jobs = ingest_jobs_of(store, settings, cluster, now, since)
-    report = ClusterIngested(cluster, jobs, ingest_telemetry_of(store, settings, cluster, now, since))
+    samples = ingest_telemetry_of(store, settings, cluster, now, since, backfill=backfill, progress=progress)
+    report = ClusterIngested(cluster, jobs, samples)
     report.derived = [derive_of(store, settings, cluster, table) for table in DERIVE]
+    report.scheduler = ingest_scheduler_of(store, settings, cluster, now)
     return report
 
 

@@ -7,7 +7,7 @@ import dagster as dg
 from pipelines.asset_metadata import figures, rows, table_spec
 from pipelines.assets.outcome import ANSWERS, answers
 from pipelines.resources import Weatherglass
-from pipelines.steps import ingest_jobs_of, ingest_telemetry_of
+from pipelines.steps import ingest_jobs_of, ingest_scheduler_of, ingest_telemetry_of
 
 # A window may wait for the one before it; after this long without samples something is wrong.
 FRESH_S = 1800.0
@@ -23,6 +23,7 @@ _RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL, 
         table_spec("raw_jobs", "raw", fresh_s=FRESH_S),
         table_spec("core_jobs", "core", deps=["raw_jobs"], fresh_s=FRESH_S),
         table_spec("core_nodes", "core", fresh_s=FRESH_S),
+        table_spec("core_job_states", "core", deps=["raw_jobs"]),
     ],
     check_specs=[dg.AssetCheckSpec(ANSWERS, asset="raw_jobs", description="Every scheduler answered.")],
     retry_policy=_RETRY,
@@ -35,12 +36,37 @@ def ingest_jobs(
     store = weatherglass.store()
     reports = [ingest_jobs_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
     shared = figures(reports, ["lag_s", "mark", "error"])
-    for name, count in (("raw_jobs", "raw_rows"), ("core_jobs", "core_rows"), ("core_nodes", "node_rows")):
+    written = {
+        "raw_jobs": "raw_rows", "core_jobs": "core_rows", "core_nodes": "node_rows", "core_job_states": "state_rows",
+    }  # fmt: skip
+    for name, count in written.items():
         metadata = {**rows(sum(getattr(report, count) for report in reports)), **shared}
         if name == "core_jobs":
-            metadata |= figures(reports, ["vanished", "findings"])
+            metadata |= figures(reports, ["vanished", "findings", "warnings"])
         yield dg.MaterializeResult(asset_key=name, metadata=metadata)
     yield answers(context, "raw_jobs", reports)
+
+
+@dg.multi_asset(
+    specs=[
+        table_spec("core_reservations", "core", deps=["core_nodes"], fresh_s=FRESH_S),
+        table_spec("core_policies", "core", fresh_s=FRESH_S),
+    ],
+    check_specs=[dg.AssetCheckSpec(ANSWERS, asset="core_policies", description="Every scheduler told its policy.")],
+    retry_policy=_RETRY,
+)
+def ingest_scheduler(
+    context: dg.AssetExecutionContext, weatherglass: Weatherglass
+) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+    """Reservations and limits of every scheduler, and which GPUs its running jobs hold."""
+    now = weatherglass.now()
+    store = weatherglass.store()
+    reports = [ingest_scheduler_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
+    shared = figures(reports, ["gpu_job_rows", "warnings", "error"])
+    for name, count in (("core_reservations", "reservation_rows"), ("core_policies", "policy_rows")):
+        metadata = {**rows(sum(getattr(report, count) for report in reports)), **shared}
+        yield dg.MaterializeResult(asset_key=name, metadata=metadata)
+    yield answers(context, "core_policies", reports)
 
 
 @dg.multi_asset(
