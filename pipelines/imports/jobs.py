@@ -31,7 +31,7 @@ def read_jobs(task: Task) -> Iterator[Piece]:
     names: set[str] = set()
     for path in task.files:
         written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-        for frame in read_rows(path, task):
+        for frame in read_rows(path, task, is_multiline=True):
             missing = [name for name in ("job_id", "submit_time") if name not in frame.columns]
             if missing:
                 raise ImportingError(f"{path}: columns {', '.join(missing)} are missing; found: {_found(frame)}")

@@ -72,6 +72,9 @@ def _body(path: Path, task: Task) -> bytes | None:
     parts, size = [], 0
     try:
         with raw, opened:
+            if opened is raw and path.stat().st_size > MAX_BYTES:
+                _too_large(path, task)
+                return None
             while data := opened.read(_CHUNK):
                 parts.append(data)
                 size += len(data)
@@ -86,6 +89,11 @@ def _body(path: Path, task: Task) -> bytes | None:
         task.report.drop(f"the file breaks off: {error}", example=path.name)
         return None
     return b"".join(parts)
+
+
+def _too_large(path: Path, task: Task) -> None:
+    reason = f"an answer of more than {MAX_BYTES >> 20} MiB: ask for a shorter range"
+    task.report.drop(reason, example=path.name)
 
 
 def _items(path: Path, body: bytes, task: Task) -> tuple[list[msgspec.Raw], bool]:

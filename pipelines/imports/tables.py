@@ -27,15 +27,20 @@ _YES, _NO = ("true", "t", "yes", "1", "1.0"), ("false", "f", "no", "0", "0.0")
 _LARGEST = 2.0**63
 
 
-def read_rows(path: Path, task: Task) -> Iterator[pl.DataFrame]:
+def read_rows(path: Path, task: Task, *, is_multiline: bool = False) -> Iterator[pl.DataFrame]:
     """Rows of a Parquet or CSV file (plain or gzip), with lower-case column names, and ROW: the number of row or line.
+
+    Args:
+        path: The file.
+        task: The import.
+        is_multiline: A quoted text of a CSV may hold newlines.
 
     Raises:
         ImportingError: It is no table, or has a column twice.
     """
     with path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
-    yield from (_parquet(path, task) if is_parquet else _csv(path, task))
+    yield from (_parquet(path, task) if is_parquet else _csv(path, task, is_multiline))
 
 
 def _parquet(path: Path, task: Task) -> Iterator[pl.DataFrame]:
@@ -55,7 +60,7 @@ def _parquet(path: Path, task: Task) -> Iterator[pl.DataFrame]:
         raise ImportingError(f"{path}: no Parquet file that can be read: {error}") from None
 
 
-def _csv(path: Path, task: Task) -> Iterator[pl.DataFrame]:
+def _csv(path: Path, task: Task, is_multiline: bool) -> Iterator[pl.DataFrame]:
     names: list[str] = []
     delimiter = ","
     rest: list[Line] = []
@@ -64,13 +69,22 @@ def _csv(path: Path, task: Task) -> Iterator[pl.DataFrame]:
         if not names:
             header = lines[0].text.lstrip("\ufeff")
             delimiter = max(_DELIMITERS, key=header.count)
-            names = _names(path, next(csv.reader([header], delimiter=delimiter), []))
+            names = _header(path, header, delimiter)
             lines = lines[1:]
-        records, rest = _records(lines, len(names), delimiter, task.report, is_last=False)
+        read = _records if is_multiline else _single
+        records, rest = read(lines, len(names), delimiter, task.report)
         yield _text_frame(records, names)
     if not names:
         raise ImportingError(f"{path}: it is empty")
-    yield _text_frame(_records(rest, len(names), delimiter, task.report, is_last=True)[0], names)
+    if rest:
+        yield _text_frame(_records(rest, len(names), delimiter, task.report, is_last=True)[0], names)
+
+
+def _header(path: Path, text: str, delimiter: str) -> list[str]:
+    try:
+        return _names(path, next(csv.reader([text], delimiter=delimiter), []))
+    except csv.Error as error:
+        raise ImportingError(f"{path}: line 1 is no header: {error}") from None
 
 
 def _text_frame(records: list[tuple[int, list[str]]], names: list[str]) -> pl.DataFrame:
@@ -79,7 +93,7 @@ def _text_frame(records: list[tuple[int, list[str]]], names: list[str]) -> pl.Da
 
 
 def _records(
-    lines: list[Line], width: int, delimiter: str, report: Report, *, is_last: bool
+    lines: list[Line], width: int, delimiter: str, report: Report, *, is_last: bool = False
 ) -> tuple[list[tuple[int, list[str]]], list[Line]]:
     """Records with their line numbers, and the lines of the last one, which may go on in the next batch.
 
@@ -96,6 +110,9 @@ def _records(
                 begin, end = end, start + reader.line_num
                 if not is_last and end >= len(lines):
                     return records, lines[begin:]
+                if end - begin > 1 and not _is_closed(lines[begin:end], delimiter):
+                    fault = "a quote is not closed"
+                    break
                 if len(fields) != width:
                     fault = f"not the {width} fields of the header"
                     break
@@ -109,6 +126,34 @@ def _records(
         report.drop(fault, 1, lines[begin].number, lines[begin].text)
         start = begin + 1
     return records, []
+
+
+def _single(
+    lines: list[Line], width: int, delimiter: str, report: Report
+) -> tuple[list[tuple[int, list[str]]], list[Line]]:
+    """The same where a record is a line."""
+    records = []
+    for line in lines:
+        try:
+            fields = next(csv.reader([line.text], delimiter=delimiter), [])
+        except csv.Error as error:
+            fields, fault = [], f"no fields: {error}"
+        else:
+            fault = f"not the {width} fields of the header"
+        report.read += 1
+        if len(fields) == width:
+            records.append((line.number, fields))
+        else:
+            report.drop(fault, 1, line.number, line.text)
+    return records, []
+
+
+def _is_closed(lines: list[Line], delimiter: str) -> bool:
+    """Whether lines that were read as one record are one by the letter."""
+    try:
+        return len(list(csv.reader([line.text + "\n" for line in lines], delimiter=delimiter, strict=True))) == 1
+    except csv.Error:
+        return False
 
 
 def _names(path: Path, names: Sequence[str]) -> list[str]:
@@ -189,7 +234,7 @@ def _text(values: pl.Series) -> pl.Series:
 def _flag(values: pl.Series) -> pl.Series:
     if values.dtype == pl.Boolean:
         return values
-    text = values.cast(pl.String, strict=False).str.to_lowercase()
+    text = _text(values).str.to_lowercase()
     known = {**dict.fromkeys(_YES, True), **dict.fromkeys(_NO, False)}
     return text.replace_strict(list(known), list(known.values()), default=None, return_dtype=pl.Boolean)
 

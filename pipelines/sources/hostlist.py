@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import lru_cache
 
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 _ABSENT = {"", "(null)", "none assigned", "none", "n/a", "unknown"}
 _MOST = 1_000_000
+_LONGEST = 255  # characters of a host name
+_DIGITS = 20
 
 
 class HostlistError(ValueError):
@@ -34,7 +37,8 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
     """Host names in the order they are written; none for `None assigned`, `(null)` and the like.
 
     Raises:
-        HostlistError: Brackets or ranges are broken, or there are more than a million names.
+        HostlistError: Brackets or ranges are broken, there are more than a million names, or one is longer than 255
+            characters.
     """
     if text.strip().lower() in _ABSENT:
         return ()
@@ -47,28 +51,32 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 
 
 def _expand(part: str, whole: str) -> list[str]:
-    match = _BRACKET.search(part)
-    if match is None:
-        if "[" in part or "]" in part:
-            raise HostlistError(f"brackets do not match in {whole[:100]!r}")
-        return [part]
-    if "]" in part[: match.start()] or "[" in part[: match.start()]:
+    texts, choices, at, count = [], [], 0, 1
+    for match in _BRACKET.finditer(part):
+        texts.append(part[at : match.start()])
+        choices.append(_numbers(match.group(1), whole))
+        at = match.end()
+        count *= len(choices[-1])
+        if count > _MOST:
+            raise HostlistError(f"more than {_MOST} hosts in {whole[:100]!r}")
+    texts.append(part[at:])
+    if any("[" in text or "]" in text for text in texts):
         raise HostlistError(f"brackets do not match in {whole[:100]!r}")
-    heads = [part[: match.start()] + number for number in _numbers(match.group(1), whole)]
-    tails = _expand(part[match.end() :], whole) if match.end() < len(part) else [""]
-    if len(heads) * len(tails) > _MOST:
-        raise HostlistError(f"more than {_MOST} hosts in {whole[:100]!r}")
-    return [head + tail for head in heads for tail in tails]
+    if sum(map(len, texts)) + sum(max(map(len, numbers)) for numbers in choices) > _LONGEST:
+        raise HostlistError(f"a name of more than {_LONGEST} characters in {whole[:100]!r}")
+    columns = [column for pair in zip(texts, choices, strict=False) for column in ([pair[0]], pair[1])]
+    return ["".join(name) for name in itertools.product(*columns, [texts[-1]])]
 
 
 def _numbers(body: str, whole: str) -> list[str]:
     numbers: list[str] = []
     for piece in body.split(","):
         low, dash, high = piece.partition("-")
-        if not dash:
+        if not dash and low and len(low) <= _LONGEST:
             numbers.append(low)
             continue
-        if not (low.isdecimal() and high.isdecimal() and 0 <= int(high) - int(low) < _MOST):
-            raise HostlistError(f"no range: {piece!r} in {whole[:100]!r}")
+        is_range = low.isdecimal() and high.isdecimal() and len(low) <= _DIGITS and len(high) <= _DIGITS
+        if not is_range or not 0 <= int(high) - int(low) < _MOST - len(numbers):
+            raise HostlistError(f"no range: {piece[:100]!r} in {whole[:100]!r}")
         numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
     return numbers
