@@ -36,7 +36,7 @@ def judged(samples: pl.DataFrame, history: pl.DataFrame | None, findings: list[p
     Args:
         samples: Rows of `core_gpu_samples`, one a key, values bounded.
         history: Earlier rows of the same table, as they were before this judgement; they are read, not returned. With a
-            history (an empty one too) a GPU that is not in it counts as new; with None nothing is known of before.
+            history a GPU that is not in it counts as new (each with an empty one); None: nothing is known of before.
         findings: Takes what was wrong.
 
     Returns:
@@ -44,9 +44,7 @@ def judged(samples: pl.DataFrame, history: pl.DataFrame | None, findings: list[p
     """
     rows = samples.select(*GPU_KEYS, *GPU_QUANTITIES)
     if history is not None and not history.is_empty():
-        past = history.select(rows.columns).join(
-            rows.select("cluster", "gpu_uuid").unique(), on=["cluster", "gpu_uuid"], how="semi"
-        )
+        past = history.select(rows.columns)
         rows = pl.concat([past.with_columns(_is_past=True), rows.with_columns(_is_past=False)])
     else:
         rows = rows.with_columns(_is_past=False)
@@ -56,7 +54,8 @@ def judged(samples: pl.DataFrame, history: pl.DataFrame | None, findings: list[p
     found: list[pl.DataFrame] = []
     for judge in (_frozen, _stuck, _silent):
         rows = judge(rows, starts, found)
-    rows = _first_of_rate(rows, starts, history is not None, found)
+    new = _new(rows, starts) if history is not None else pl.Series([False])
+    rows = _first_of_rate(rows, starts, new, found)
     findings += found
     return rows.filter(~pl.col("_is_past")).drop("_is_past")
 
@@ -154,7 +153,16 @@ def _alone(rows: pl.DataFrame) -> pl.Series:
     return _value(beside, pl.col("_gpus") == 1)  # of a job that is not known (null) no count is found
 
 
-def _first_of_rate(rows: pl.DataFrame, starts: pl.Series, knows_past: bool, found: list[pl.DataFrame]) -> pl.DataFrame:
+def _new(rows: pl.DataFrame, starts: pl.Series) -> pl.Series:
+    """First rows of GPUs that the history would have shown had they been there: it reaches back two of their steps."""
+    earliest = rows.filter(pl.col("_is_past"))["ts"].min()
+    if earliest is None:
+        return starts
+    step = pl.col("ts").shift(-1) - pl.col("ts")
+    return starts & _value(rows, pl.col("ts") - earliest >= 2 * step)
+
+
+def _first_of_rate(rows: pl.DataFrame, starts: pl.Series, new: pl.Series, found: list[pl.DataFrame]) -> pl.DataFrame:
     """The 0 with which a rate begins that the exporter makes of two readings of a counter.
 
     Told from a real 0 by what stands around it: nothing before (a new GPU, a silence, nulls), traffic right after.
@@ -164,7 +172,7 @@ def _first_of_rate(rows: pl.DataFrame, starts: pl.Series, knows_past: bool, foun
     if not zero.any():
         return rows
     begins = (pl.col("ts") - pl.col("ts").shift() > _SILENCE) | most.shift().is_null()
-    first = (_value(rows, begins) & ~starts) | (starts if knows_past else pl.Series([False]))
+    first = (_value(rows, begins) & ~starts) | new
     follows = _value(rows, most.shift(-1) > 0) & ~starts.shift(-1, fill_value=True)
     for name in _NVLINK:
         rows = _nulled(rows, zero & first & follows, name, "first_of_rate", found)

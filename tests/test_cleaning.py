@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from features.cleaning import QUALITY_SCHEMA, clean_gpu_samples, clean_node_samples
+from features.cleaning import QUALITY_SCHEMA, REASONS, clean_gpu_samples, clean_node_samples
+from features.cleaning_findings import count
 from features.vocabulary import COLUMNS, GPU_QUANTITIES, schema
 
 T0 = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -365,6 +367,64 @@ def test_the_zero_that_begins_a_derived_rate() -> None:
     again = course(2, start_s=-600, nvlink_tx_bytes_per_s=4e9, nvlink_rx_bytes_per_s=4e9)
     frame, quality = judged(again + rows)  # ten minutes of silence: the exporter was restarted
     assert frame["nvlink_rx_bytes_per_s"].to_list() == [4e9, 4e9, None, 5e9, 0.0, 6e9]
+
+
+def test_a_gpu_is_new_only_where_the_history_would_have_shown_it() -> None:
+    rate = {"nvlink_tx_bytes_per_s": [0.0, 5e9], "nvlink_rx_bytes_per_s": [0.0, 5e9]}
+    other = [{**row, "gpu_uuid": "GPU-2"} for row in course(4, start_s=-60, gpu_temp_c=60.0)]
+    frame, _ = judged(course(2, **rate), history=raw(*other))
+    assert frame["nvlink_tx_bytes_per_s"].to_list() == [None, 5e9]
+    frame, _ = judged(course(2, 120.0, **rate), history=raw(*other))  # sampled more seldom than the history is long
+    assert frame["nvlink_tx_bytes_per_s"].to_list() == [0.0, 5e9]
+
+
+def nodes(ahead: dict[str, float], minutes: int = 5) -> pl.DataFrame:
+    """A sample every 15 s of each node, its clock ahead by so many seconds."""
+    return raw(
+        *(
+            {"node": node, "gpu_uuid": f"GPU-{node}", "ts": T0 + timedelta(seconds=15 * i + shift), "gpu_temp_c": 60.0}
+            for node, shift in ahead.items()
+            for i in range(minutes * 4)
+        )
+    )
+
+
+def test_a_clock_that_is_off_is_counted_and_its_samples_stay() -> None:
+    now = T0 + timedelta(minutes=30)
+    well = {"n1": 0.0, "n2": 3.0, "n3": -4.0}
+    assert clean_gpu_samples(nodes(well), now)[1].is_empty()
+    well = dict.fromkeys(well, 0.0)
+    frame, quality = clean_gpu_samples(nodes({**well, "n9": -95.0}), now)
+    assert quality.rows() == [("ts", "clock_skew", 20, "a/n9 (95 s behind)")]
+    assert frame.height == 80
+    assert clean_gpu_samples(nodes({**well, "n9": 240.0}), now)[1].rows() == [
+        ("ts", "clock_skew", 20, "a/n9 (240 s ahead)")
+    ]
+    # Samples of the future need no others to be seen.
+    alone = clean_gpu_samples(nodes({"n1": 45.0}), T0 + timedelta(seconds=19 * 15))[1]
+    assert alone.rows() == [("ts", "clock_skew", 20, "a/n1 (45 s ahead)")]
+
+
+def test_a_node_that_came_or_went_has_a_good_clock() -> None:
+    now = T0 + timedelta(minutes=30)
+    steady = nodes({"n1": 0.0, "n2": 0.0, "n3": 0.0})
+    came = nodes({"n9": 180.0}, minutes=2)
+    went = nodes({"n8": 0.0}, minutes=2)
+    assert clean_gpu_samples(pl.concat([steady, came, went]), now)[1].is_empty()
+
+
+def test_every_reason_is_described_and_given_by_something() -> None:
+    root = Path(__file__).parent.parent
+    code = "".join(
+        path.read_text()
+        for path in (*(root / "features").glob("cleaning_*.py"), root / "pipelines" / "ingest.py")
+        if path.name != "cleaning_findings.py"
+    )
+    for reason, words in REASONS.items():
+        assert f'"{reason}"' in code, reason
+        assert words.endswith(".")
+    with pytest.raises(KeyError, match="no reason 'odd'"):
+        count(raw({}), "ts", "odd")
 
 
 def test_judging_twice_changes_nothing() -> None:

@@ -16,7 +16,7 @@ from features.cleaning import (
     counter_deltas,
     health_minutes,
 )
-from features.vocabulary import schema
+from features.vocabulary import COLUMNS, TABLES, schema
 
 T0 = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
@@ -229,3 +229,40 @@ def test_nothing_in_nothing_out(clean, table: str, out: str) -> None:
     assert cleaned.schema == pl.Schema(schema(out))
     assert cleaned.is_empty()
     assert quality.is_empty()
+
+
+ODD = st.one_of(
+    st.none(),
+    st.floats(),
+    st.sampled_from([2147483632.0, 4294967295.0, 2.0**63, 2.0**64, 2.0**47, 65535.0, -1.0, 0.0, 1.0, 5e10]),
+)
+TABLES_OF = {
+    "core_gpu_health": (clean_health_samples, {"gpu_uuid": ["GPU-1", "GPU-2", ""]}),
+    "core_link_samples": (clean_link_samples, {"gpu_uuid": ["GPU-1", None], "link": [0, 1, None]}),
+    "raw_port_samples": (clean_port_samples, {"device": ["mlx5_0", ""], "port": ["1", "2"]}),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(TABLES_OF)), st.data())
+def test_whatever_comes_in_what_goes_out_is_possible(table: str, data: st.DataObject) -> None:
+    clean, keys = TABLES_OF[table]
+    floats = [name for name, dtype in schema(table).items() if dtype.is_float()]
+    row = st.fixed_dictionaries(
+        {"ts": st.integers(-3, 30).map(lambda i: at(15 * i)), **{k: st.sampled_from(v) for k, v in keys.items()}},
+        optional=dict.fromkeys(floats, ODD),
+    )
+    rows = data.draw(st.lists(row, max_size=8))
+    cleaned, quality = clean(frame(table, *rows) if rows else pl.DataFrame(schema=schema(table)), T0)
+    assert cleaned.height <= len(rows)
+    assert (quality["count"] > 0).all()
+    for name in cleaned.columns:
+        column, values = COLUMNS[name], cleaned[name].drop_nulls()
+        if column.dtype.is_float():
+            assert values.is_finite().all(), name
+            assert column.low is None or (values >= column.low).all(), name
+            assert column.high is None or (values.cast(pl.Float64) <= column.high).all(), name
+    key = [name for name in TABLES[table].key if name in cleaned.columns]
+    assert cleaned.select(key).is_duplicated().sum() == 0
+    if table == "core_gpu_health":
+        assert health_minutes(cleaned).height <= cleaned.height
