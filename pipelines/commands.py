@@ -140,17 +140,25 @@ def rollback_model(settings: Settings, cluster: str | None, task: str, reason: s
 def ingest_once(settings: Settings, cluster: str | None, since: timedelta | None) -> None:
     """Read what is new, or again from `since` ago on, and say what was read.
 
+    How far it is shows on standard error. Interrupted, the same `since` goes on where it was.
+
     Raises:
         CommandError: A source could not be read; what could be is in the store.
     """
+    from pipelines.backfill import backfill_mark, resume_from
+    from pipelines.progress import Progress
     from pipelines.steps import ingest_cluster
 
     now = datetime.now(UTC)
     start = None if since is None else now - since
+    backfill = "" if since is None else backfill_mark(since)
     errors = []
     with open_store(settings) as store:
         for name in clusters_of(settings, cluster):
-            report = ingest_cluster(store, settings, name, now, start)
+            if start is not None and (at := resume_from(store.mark(name, backfill), start)) != start:
+                print(f"{name}: goes on at {at:%Y-%m-%d %H:%M} UTC, where it was interrupted", flush=True)
+            with Progress(name, "rows") as progress:
+                report = ingest_cluster(store, settings, name, now, start, backfill=backfill, progress=progress)
             telemetry, jobs = report.telemetry, report.jobs
             until = (
                 "no samples have been read yet"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
-from pipelines.backfill import FINISHED, backfill_mark, resume_from
+from pipelines.backfill import FINISHED, backfill_mark, resume_from, windows_at_once
 from pipelines.progress import Progress, span
+from pipelines.store import Store
+from tests.services import Process, Prometheus
 
 SINCE = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -37,6 +42,15 @@ def test_a_backfill_goes_on_from_its_mark_and_begins_anew_when_it_was_through() 
     assert resume_from(inside, SINCE) == inside
     assert resume_from(FINISHED, SINCE) == SINCE
     assert resume_from(SINCE - timedelta(days=2), SINCE) == SINCE  # interrupted long ago: all of it lies before
+
+
+def test_a_long_past_is_read_in_longer_pieces_where_little_is_in_it() -> None:
+    assert windows_at_once(0, 1, 300) == 4  # an empty past: more, but by steps
+    assert windows_at_once(10, 4, 300) == 12  # an hour at most
+    assert windows_at_once(40_000, 1, 300) == 3
+    assert windows_at_once(2_000_000, 1, 300) == 1
+    assert windows_at_once(600_000, 12, 300) == 3  # the cluster began
+    assert windows_at_once(0, 1, 7200) == 1
 
 
 def test_a_log_gets_a_line_a_minute() -> None:
@@ -77,3 +91,40 @@ def test_what_is_soon_over_shows_nothing(stream: io.StringIO) -> None:
 )
 def test_lengths_of_time_in_words(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+@pytest.mark.services("prometheus", "promtool")
+def test_a_killed_backfill_goes_on_and_ends_with_all_samples(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    first = now.replace(microsecond=0) - timedelta(hours=2)
+    labels = 'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1",Hostname="n1",job="dcgm"}'
+    lines = [f"{labels} {k % 90} {(first + timedelta(seconds=15 * k)).timestamp():.0f}" for k in range(480)]
+    server = Prometheus(tmp_path / "prometheus", history="# TYPE DCGM_FI_DEV_GPU_TEMP gauge\n" + "\n".join(lines))
+    config = tmp_path / "weatherglass.toml"
+    config.write_text(
+        f'state_dir = "{tmp_path}/state"\n[clusters.a]\njobs = "none"\nprometheus_url = "{server.url}"\n'
+        "[ingest]\nwindow_s = 600\n"
+    )
+    command = [sys.executable, "-m", "weatherglass", "--config", str(config), "ingest", "--since", "2h"]
+
+    def stored() -> tuple[int, datetime | None]:
+        with Store.open(f"sqlite:{tmp_path}/state/store/catalogue.sqlite", f"{tmp_path}/state/store/data") as store:
+            count = store.query("SELECT count(*) AS n FROM core_gpu_samples")["n"][0]
+            return count, store.mark("a", backfill_mark(timedelta(hours=2)))
+
+    try:
+        child = Process(command, tmp_path / "first.log")
+        child.wait_until(lambda: (tmp_path / "state/store/catalogue.sqlite").exists() and stored()[0] > 0, 60)
+        child.kill()
+        count, mark = stored()
+        assert 0 < count < 440
+        assert mark is not None
+        assert mark > first
+        again = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert again.returncode == 0, again.stderr
+        assert f"a: goes on at {mark:%Y-%m-%d %H:%M} UTC, where it was interrupted" in again.stdout
+        count, mark = stored()
+        assert mark == FINISHED
+        assert count >= 480 - 42  # but for what is too new to be read
+    finally:
+        server.stop()
