@@ -60,7 +60,9 @@ class Cluster(_Section):
     telemetry: Literal["scrape", "prometheus", "remote-write", "trace"] = Field(
         "prometheus", description="Source of samples."
     )
-    jobs: Literal["slurm", "sacct-file", "trace", "none"] = Field("slurm", description="Source of jobs and nodes.")
+    jobs: Literal["slurm", "kubernetes", "sacct-file", "trace", "none"] = Field(
+        "slurm", description="Source of jobs and nodes; kubernetes: kube-state-metrics in the Prometheus below."
+    )
     prometheus_url: str = Field("http://127.0.0.1:9090", description="Base URL of Prometheus or VictoriaMetrics.")
     prometheus_matcher: str = Field("", description='Label matchers added to every query, as `cluster="a"`.')
     prometheus_timeout_s: Seconds = Field(30, description="Time-out of one query, retries included, s.")
@@ -388,7 +390,8 @@ def _cluster_contradictions(cluster: Cluster) -> Iterator[tuple[str, str]]:
     if cluster.jobs in ("trace", "sacct-file") and not cluster.jobs_path:
         files = "canonical Parquet or SWF" if cluster.jobs == "trace" else "text of sacct"
         yield "jobs_path", f"'': jobs = \"{cluster.jobs}\" needs the file that it reads ({files})"
-    if cluster.telemetry == "prometheus" and not _is_http(cluster.prometheus_url):
+    asks_prometheus = cluster.telemetry == "prometheus" or cluster.jobs == "kubernetes"
+    if asks_prometheus and not _is_http(cluster.prometheus_url):
         yield (
             "prometheus_url",
             f"{_shown(cluster.prometheus_url)}: it must be http://HOST[:PORT] or https://HOST[:PORT]",

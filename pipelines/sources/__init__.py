@@ -219,6 +219,18 @@ def build_jobs(name: str, cluster: Cluster, state: Path) -> JobSource:
         from pipelines.sources.slurm import build_slurm
 
         return build_slurm(name, cluster, state)
+    if cluster.jobs == "kubernetes":
+        from pipelines.sources.kubernetes import KubernetesSource
+        from pipelines.sources.promql_access import access_of
+
+        return KubernetesSource(
+            name,
+            cluster.prometheus_url,
+            matcher=cluster.prometheus_matcher,
+            timeout_s=cluster.prometheus_timeout_s,
+            access=access_of(cluster),
+            inventory=cluster.inventory,
+        )
     if cluster.jobs == "sacct-file":
         from pipelines.sources.sacct_file import SacctFile
 
