@@ -136,7 +136,11 @@ class RestReader:
             SourceError: slurmrestd did not answer, or not whole.
         """
         document = self._get(f"/slurm/{_text(self.version())}/nodes", _NODES)
-        rows = [node_row(node_fields(node), {}) for node in document.get("nodes") or [] if node.get("name")]
+        rows = [
+            node_row(node_fields(node), {})
+            for node in document.get("nodes") or []
+            if isinstance(node, dict) and node.get("name")
+        ]
         return pl.DataFrame(rows, schema=NODES_SCHEMA, orient="row")
 
     def _frame(self, rows: list[dict[str, str]], at: datetime, since: datetime | None) -> pl.DataFrame:

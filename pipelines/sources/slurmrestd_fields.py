@@ -6,6 +6,7 @@ on), states as a word or as a list of words; both are read everywhere. Requests 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -16,9 +17,14 @@ def _number(value: Any) -> int | float | None:
     if isinstance(value, bool) or value is None:
         return None
     try:
-        return value if isinstance(value, (int, float)) else int(str(value))
+        number = value if isinstance(value, (int, float)) else int(str(value))
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def word(value: Any) -> str:
@@ -38,7 +44,7 @@ def _limit(value: Any) -> str:
 def _exit_code(value: Any, state: str) -> str:
     """`exit:signal`. v0.0.38 of slurmdb gives success for a job that failed by itself: that is unknown."""
     if isinstance(value, dict) and ("return_code" in value or "status" in value):
-        signal = value.get("signal") or {}
+        signal = _object(value.get("signal"))
         code = int(_number(value.get("return_code")) or 0)
         number = int(_number(signal.get("signal_id", signal.get("id"))) or 0)
         return "" if state == "FAILED" and not code and not number else f"{code}:{number}"
@@ -60,7 +66,7 @@ def _printed_id(job_id: str, array_id: Any, task: Any, tasks: Any, het_id: Any, 
 def _tres(parts: Any) -> str:
     """`cpu=1,mem=1000M,gres/gpu=2` from the list of slurmdb."""
     words = []
-    for part in parts if isinstance(parts, list) else []:
+    for part in map(_object, parts if isinstance(parts, list) else []):
         count = _number(part.get("count"))
         if count is not None and count >= 0:
             name = f"{part.get('type')}/{part['name']}" if part.get("name") else str(part.get("type"))
@@ -70,8 +76,8 @@ def _tres(parts: Any) -> str:
 
 def accounted_fields(job: dict[str, Any]) -> dict[str, str]:
     """A job of slurmdb under sacct's names."""
-    array, het, when = job.get("array") or {}, job.get("het") or {}, job.get("time") or {}
-    tres, required, state = job.get("tres") or {}, job.get("required") or {}, job.get("state") or {}
+    array, het, when = _object(job.get("array")), _object(job.get("het")), _object(job.get("time"))
+    tres, required, state = _object(job.get("tres")), _object(job.get("required")), _object(job.get("state"))
     said, job_id = word(state.get("current")), word(job.get("job_id"))
     # While a job waits it has 0 nodes: TRES tell then how many it asked for.
     return {
@@ -115,8 +121,11 @@ def queued_fields(job: dict[str, Any]) -> dict[str, str]:
 
 def node_fields(node: dict[str, Any]) -> dict[str, str]:
     """A node under the names of `node_row`."""
-    states = node.get("state")
-    told = [*(states if isinstance(states, list) else [states or "UNKNOWN"]), *(node.get("state_flags") or [])]
+    states, flags = node.get("state"), node.get("state_flags")
+    told = [
+        *(states if isinstance(states, list) else [states or "UNKNOWN"]),
+        *(flags if isinstance(flags, list) else []),
+    ]
     found = {
         "node": word(node.get("name")), "state": "+".join(dict.fromkeys(str(one).upper() for one in told)),
         "gres": word(node.get("gres")), "tres": word(node.get("tres")),
