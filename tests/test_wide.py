@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 from features import metrics
 from features.vocabulary import schema
 from pipelines.sources.exposition import parse_page
+from pipelines.sources.prometheus import PrometheusSource
 from pipelines.sources.rates import Counter, differentiate
 from pipelines.sources.wide import Frames, Index, Samples, to_frames
+from tests.services import Prometheus
 
 START_MS = 1_767_225_600_000  # 2026-01-01
 GPU = 'gpu="0",UUID="GPU-1",Hostname="n1"'
+_FABRIC = 'local_port="1",job="ib",instance="ibhost:9683"'
 
 
 def frames(*pages: str, index: Index | None = None, step_s: float = 15, first: int = 0, node: str = "") -> Frames:
@@ -249,3 +253,59 @@ def test_times_of_rows_are_utc() -> None:
     found = frames(f"DCGM_FI_DEV_GPU_TEMP{{{GPU}}} 61")
     assert found.gpu["ts"].to_list() == [datetime(2026, 1, 1, tzinfo=UTC)]
     assert isinstance(found.gpu, pl.DataFrame)
+
+
+@pytest.mark.services("prometheus", "promtool")
+def test_everything_comes_out_of_a_real_prometheus(tmp_path: Path) -> None:
+    at = [START_MS // 1000 + 15 * i for i in range(4)]
+    gpu = f'{GPU},job="dcgm",instance="n1:9400"'
+    mig = f'{gpu},GPU_I_ID="2",GPU_I_PROFILE="1g.10gb"'
+    net = 'device="mlx5_0",port="1",job="node",instance="n1:9100"'
+    series = {
+        f"DCGM_FI_DEV_GPU_TEMP{{{gpu}}}": [60, 61, 62, 63],
+        f"DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{mig}}}": [0.5, 0.5, 0.5, 0.5],
+        f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{{gpu}}}": [1000, 2000, 3000, 4000],
+        f"DCGM_FI_DEV_NVLINK_TX_BANDWIDTH_L0{{{gpu}}}": [100, 200, 300, 400],
+        f"DCGM_FI_DEV_NVLINK_TX_BANDWIDTH_L17{{{gpu}}}": [100, 200, 300, 400],
+        f"DCGM_FI_PROF_PCIE_RX_BYTES_TOTAL{{{gpu}}}": [0, 3e9, 6e9, 9e9],
+        f"node_infiniband_port_data_received_bytes_total{{{net}}}": [1, 2, 3, 4],
+        f'infiniband_portxmitdata_total{{component="ca",local_name="n1 mlx5_0",{_FABRIC}}}': [
+            1,
+            2,
+            3,
+            4,
+        ],
+        f"acme_inlet{{{net}}}": [240, 241, 242, 243],
+    }
+    text = "".join(
+        f"# TYPE {name.partition('{')[0]} unknown\n"
+        + "".join(f"{name} {value} {moment}\n" for value, moment in zip(values, at, strict=True))
+        for name, values in series.items()
+    )
+    table = metrics.DEFAULT.overridden({"acme_inlet": {"column": "inlet_temp_c", "scale": 0.1}})
+    server = Prometheus(tmp_path, history=text)
+    source = PrometheusSource("a", server.url, table=table)
+    try:
+        whole = source.fetch(*(datetime.fromtimestamp(moment, UTC) for moment in (at[0], at[3] + 1)))
+        later = source.fetch(*(datetime.fromtimestamp(moment, UTC) for moment in (at[2], at[3] + 1)))
+    finally:
+        source.close()
+        server.stop()
+    assert whole.warnings == []
+    gpus = whole.gpu.filter(pl.col("mig_instance").is_null()).sort("ts")
+    assert gpus["gpu_temp_c"].to_list() == [60, 61, 62, 63]
+    assert gpus["nvlink_tx_bytes_per_s"].to_list() == pytest.approx([2 * v * 1_024_000 for v in (100, 200, 300, 400)])
+    assert gpus["pcie_rx_bytes_per_s"].to_list() == [None, *[pytest.approx(2e8)] * 3]
+    # A part that is read once more, as every window's overlap is, has the same rates, and nothing from before it.
+    again = later.gpu.filter(pl.col("mig_instance").is_null()).sort("ts")
+    assert again.select("gpu_temp_c", "pcie_rx_bytes_per_s").rows() == [
+        (62, pytest.approx(2e8)),
+        (63, pytest.approx(2e8)),
+    ]
+    assert later.port.height == later.health.height == later.node.height == 2
+    assert whole.gpu.filter(mig_instance="2")["mig_profile"].to_list() == ["1g.10gb"] * 4
+    assert whole.health["energy_total_j"].sort().to_list() == [1, 2, 3, 4]
+    assert set(whole.link["link"]) == {0, 17}
+    port = whole.port.sort("ts").select("node", "device", "port", "rx_bytes_total", "tx_bytes_total")
+    assert port.rows() == [("n1", "mlx5_0", "1", v, 4 * v) for v in (1, 2, 3, 4)]
+    assert whole.node.sort("ts")["inlet_temp_c"].to_list() == pytest.approx([24, 24.1, 24.2, 24.3])

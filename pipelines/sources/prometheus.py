@@ -81,11 +81,15 @@ class PrometheusSource:
         parts: list[Frames] = []
         with self._lock:
             self._take_warnings()
-            for matrix, at, until in self._reader.read(first, last):
+            # Counters that become rates need the sample before the first.
+            lead = round(2000 * self._interval_s) if self._index.counters else 0
+            for matrix, at, until in self._reader.read(first - lead, last):
                 samples, odd = self._resolve(matrix)
                 parts.append(to_frames(_within(samples, at, until), self._index, self.name))
                 warnings += odd
             warnings += self._take_warnings()
+        if lead:
+            parts = [_since(part, start) for part in parts]
         gpus = [part.gpu for part in parts if len(part.gpu)]
         return Fetched(
             gpu_frame(pl.concat(gpus, how="diagonal")) if gpus else gpu_frame(),
@@ -262,6 +266,12 @@ def _within(samples: Samples, first: int, last: int) -> Samples:
     owner = np.repeat(np.arange(len(samples.counts)), samples.counts)
     counts = np.bincount(owner[inside], minlength=len(samples.counts))
     return Samples(samples.name, samples.entity, counts, samples.ts_ms[inside], samples.values[inside])
+
+
+def _since(part: Frames, start: datetime) -> Frames:
+    """Rows from a moment on; the scrape jobs of rows, which a range has no use for, are left as they are."""
+    keys = ("gpu", "node", "health", "link", "port")
+    return part._replace(**{key: getattr(part, key).filter(pl.col("ts") >= start) for key in keys})
 
 
 def _newest(frame: pl.DataFrame, group: pl.Series, key: list[str]) -> pl.DataFrame:
