@@ -36,6 +36,7 @@ from pipelines.sources.remote_write_progress import IntakeState, Progress, read_
 from pipelines.sources.remote_write_series import Series
 from pipelines.sources.remote_write_wire import parse_labels
 from pipelines.sources.sample_log import Chunk, SampleLog
+from pipelines.sources.series import Index
 from pipelines.sources.spool import Spool
 from pipelines.store import Store
 from tests.services import Pages, Process, Prometheus, free_port, scrape_config, wait_until
@@ -150,6 +151,27 @@ def test_reader_gives_what_a_plain_encoder_wrote(requests: list[list[tuple[dict[
         got = [(sorted(labels[n].items()), ts, struct.pack("<d", v)) for n, ts, v in rows]
         assert sorted(got) == sorted(wanted)
         assert useless == sum(1 for one, samples in sent if one["__name__"] not in BY_NAME or not samples)
+
+
+def test_every_known_metric_is_resolved_as_by_its_labels_alone() -> None:
+    shared, plain = Series(), Index()
+    ids = {
+        "uuid": "1f2e3d4c-93c1-4a5e-b0de-000000000001",
+        "gpu_uuid": "GPU-9",
+        "gpu_id": "3",
+        "name": "Inlet Temp",
+        "id": "1",
+    }
+    for more in (ids, {"nvlink": "4", "device": "mlx5_0", "port": "1"}, {"GPU_I_ID": "2", "GPU_I_PROFILE": "1g.10gb"}):
+        for name in plain.table.variants:
+            labels = gpu_labels(name) | more
+            number, *_ = shared.take([series_bytes(labels, [(1.0, now_ms())])])
+            resolved = plain.add(None, name, labels, group="dcgm")
+            if resolved is None:
+                assert not len(number), name
+                continue
+            assert shared.name[number[0]] == resolved[0], name
+            assert shared.index.entities[shared.entity[number[0]]] == plain.entities[resolved[1]], name
 
 
 def test_series_of_one_gpu_keep_their_own_metric_and_values(intake: Intake) -> None:

@@ -7,10 +7,12 @@ label sets would be half a gigabyte. Two of a million series share one with a ch
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from features import metrics
+from features.exporters.nvidia_smi import SMI
 from pipelines.sources.remote_write_wire import (
     FULL,
     SHORT,
@@ -25,6 +27,25 @@ from pipelines.sources.series import UP, Index
 USELESS = -2
 _UNKNOWN = -1
 _SAME_LABELS = 4096  # label sets without their names that are remembered while new series come
+
+
+class _Labels(NamedTuple):
+    """Labels that several metrics share: by name, the node they tell, and the entity found for each kind of metric."""
+
+    by_name: dict[str, str]
+    node: str
+    entities: dict[str, int]
+
+
+def _plain_names(index: Index) -> dict[str, tuple[int, str]]:
+    """Metrics whose entity depends on the labels alone: name id, and the kind within which the entity is the same."""
+    plain = {}
+    for name, (lane, variants) in index.table.variants.items():
+        if lane is None and len(variants) == 1 and not variants[0].rows[0].where:
+            only = variants[0]
+            kind = f"{only.entity} {name.startswith(SMI)}"  # UUIDs of nvidia_gpu_exporter lack their prefix
+            plain[name] = index.names.ids[only.entity, only.label], kind
+    return plain
 
 
 class Series:
@@ -45,7 +66,8 @@ class Series:
         self._ids: list[tuple[int, int]] = []  # name and entity, -1 while they are not known
         self._arrays = np.empty((0, 2), np.int32)
         self._wanted: dict[bytes, str] = {name.encode(): name for name in (*table.variants, UP)}
-        self._same: dict[bytes, tuple[dict[str, str], str]] = {}
+        self._same: dict[bytes, _Labels] = {}
+        self._plain = _plain_names(self.index)
         self._scrape_jobs: set[str] = set()
         self._nodes: dict[tuple[str, str], str] = {}
         self._ups: list[tuple[int, dict[str, str]]] = []
@@ -155,15 +177,20 @@ class Series:
                 self._same.clear()
             parsed = parse_labels(rest)
             parsed.pop("__name__", None)
-            found = self._same[rest] = parsed, metrics.node_name(parsed)
-        by_name, node = found
+            found = self._same[rest] = _Labels(parsed, metrics.node_name(parsed), {})
+        by_name = found.by_name
+        plain = self._plain.get(text)
+        if plain is not None and plain[1] in found.entities:
+            return self._next((plain[0], found.entities[plain[1]]))
         job = by_name.get("job", "")
         if text == UP:
             self._ups.append((len(self._ids), by_name))
             return self._next((-1, -1))
-        ids = self.index.add(None, text, by_name, node, job)
+        ids = self.index.add(None, text, by_name, found.node, job)
         if ids is None:
             return USELESS
+        if plain is not None:
+            found.entities[plain[1]] = ids[1]
         entity = self.index.entities[ids[1]]
         if entity.gpu_uuid:
             self._scrape_jobs.add(job)
