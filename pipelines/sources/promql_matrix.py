@@ -39,6 +39,8 @@ class _Series(msgspec.Struct):
 _MATRIX = msgspec.json.Decoder(list[_Series])
 _LABELS = msgspec.json.Decoder(dict[str, str])
 _PAIRS = msgspec.json.Decoder(list[tuple[float, str]])
+_LINES = bytes.maketrans(b"]", b"\n")
+_SAMPLE = {"": pl.String, "ts": pl.Float64, "value": pl.Float64}
 # An escaped backslash and a whole pair are passed over; what is left is half a pair.
 _SURROGATE = re.compile(
     rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
@@ -54,13 +56,12 @@ def decode_matrix(raw: bytes | msgspec.Raw) -> Matrix:
     series = [s for s in _MATRIX.decode(raw) if len(memoryview(s.values)) > 2]
     labels = [bytes(s.metric) for s in series]
     texts = [bytes(s.values) for s in series]
-    counts = np.fromiter((text.count(b"],[") + 1 for text in texts), np.int64, len(texts))
-    flat = b"\n".join(texts).replace(b"],[", b"\n").translate(None, b'[]"')
+    counts = np.fromiter((text.count(b"[") - 1 for text in texts), np.int64, len(texts))
+    # [[t,"v"],[t,"v"]] of all series end to end becomes lines of ,t,v: brackets that close end lines.
+    lines = b"," + b"],[".join([text[2:-2] for text in texts]).translate(_LINES, b'["')
     del texts
     try:
-        frame = pl.read_csv(
-            io.BytesIO(flat), has_header=False, schema={"ts": pl.Float64, "value": pl.Float64}, null_values=[]
-        )
+        frame = pl.read_csv(io.BytesIO(lines), has_header=False, schema=_SAMPLE, columns=[1, 2], null_values=[])
         if len(frame) != counts.sum() or frame["ts"].null_count() or frame["value"].null_count():
             raise ValueError("samples and series do not add up")
     except (pl.exceptions.PolarsError, ValueError):
