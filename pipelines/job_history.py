@@ -14,6 +14,7 @@ import polars as pl
 
 from features.vocabulary import conform, schema
 from pipelines.sources import JobSource, SourceError
+from pipelines.sources.inventory import complete_places, exporter_words
 from pipelines.sources.job_states import changed_states
 from pipelines.store import Store, Writer
 
@@ -195,7 +196,12 @@ def consistent_jobs(jobs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
 
 
 def _ingest_nodes(store: Store, nodes: pl.DataFrame, cluster: str, now: datetime, report: JobsIngested) -> None:
-    """Nodes that changed, or whose row is an hour old: writing all of them each time would only make files."""
+    """Nodes that changed, or whose row is an hour old: writing all of them each time would only make files.
+
+    Models and drivers that the scheduler does not tell are those of the boards that exporters name.
+    """
+    boards = store.query('SELECT * FROM core_slots WHERE "cluster" = ? AND end_time IS NULL', [cluster])
+    nodes = complete_places(nodes, exporter_words(boards))
     nodes = conform(
         nodes.with_columns(pl.lit(cluster).alias("cluster"), pl.lit(now).alias("observed_at")), "core_nodes"
     )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from features.vocabulary import conform, schema
+from pipelines.job_history import ingest_jobs, read_nodes
 from pipelines.sources import SourceError
 from pipelines.sources.inventory import (
     INVENTORY_SCHEMA,
@@ -24,6 +25,7 @@ from pipelines.sources.inventory import (
     read_inventory,
 )
 from pipelines.sources.places import label_places, topology_places
+from pipelines.store import Store
 
 AT = datetime(2026, 11, 30, 7, tzinfo=UTC)
 
@@ -177,6 +179,22 @@ def test_exporters_name_model_and_driver() -> None:
         ("n2", "MI300X", 1, "550.1"),
         ("n3", None, None, None),
     ]
+
+
+def test_the_store_knows_what_exporters_name(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.csv"
+    path.write_text("node,rack\nn[1-2],r1\n")
+    slot = {"cluster": "alpha", "node": "n1", "slot": "0", "gpu_uuid": "G1", "gpu_model": "NVIDIA H100 80GB HBM3",
+            "driver_version": "550.1", "start_time": AT}  # fmt: skip
+    with Store.open(f"sqlite:{tmp_path}/catalogue.sqlite", str(tmp_path / "data")) as store:
+        store.transact(lambda w: w.append("core_slots", conform(pl.DataFrame([slot]), "core_slots")))
+        for _ in range(2):
+            report = ingest_jobs(store, NoJobs("alpha", str(path)), "alpha", AT)
+            assert report.error is None
+        assert read_nodes(store, "alpha").select("node", "rack", "gpu_model", "gpus", "driver_version").rows() == [
+            ("n1", "r1", "NVIDIA H100 80GB HBM3", 1, "550.1"), ("n2", "r1", None, None, None),
+        ]  # fmt: skip
+        assert report.node_rows == 0, "nothing new, nothing written"
 
 
 def test_tree_topology() -> None:

@@ -14,6 +14,8 @@ from typing import Protocol
 import polars as pl
 
 from pipelines.sources import SourceError
+from pipelines.sources.inventory import complete_places
+from pipelines.sources.places import topology_places
 from pipelines.sources.sacct import (
     SACCT_FIELDS,
     SacctError,
@@ -73,6 +75,7 @@ class CommandReader:
         self.warnings: list[str] = []
         self._longest = _LONGEST_RANGE
         self._topology: dict[str, tuple[str, str]] = {}
+        self._places = topology_places("")
         self._topology_at = -_TOPOLOGY_S
 
     def history(self, start: datetime, end: datetime) -> pl.DataFrame:
@@ -133,7 +136,7 @@ class CommandReader:
         return with_priorities(jobs, [(row[_AT["JobIDRaw"]], row[_AT["Priority"]]) for row in whole])
 
     def nodes(self) -> pl.DataFrame:
-        """Columns of `NODES_SCHEMA`; the topology is asked for now and then.
+        """Columns of `NODES_SCHEMA`, and the NVLink domain; the topology is asked for now and then.
 
         Raises:
             SourceError: scontrol failed.
@@ -141,11 +144,12 @@ class CommandReader:
         text = self.commands.run("scontrol", "--oneliner", "show", "node")
         if time.monotonic() - self._topology_at >= _TOPOLOGY_S:
             try:
-                self._topology = parse_topology(self.commands.run("scontrol", "--oneliner", "show", "topology"))
+                topology = self.commands.run("scontrol", "--oneliner", "show", "topology")
+                self._topology, self._places = parse_topology(topology), topology_places(topology)
             except SourceError as error:  # "no topology information available"
                 self.warnings.append(str(error))
             self._topology_at = time.monotonic()
-        return parse_nodes(text, self._topology)
+        return complete_places(parse_nodes(text, self._topology), self._places.select("node", "nvlink_domain"))
 
 
 def with_priorities(jobs: pl.DataFrame, priorities: Iterable[tuple[str, str]]) -> pl.DataFrame:
