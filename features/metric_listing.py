@@ -27,7 +27,7 @@ Every metric that Weatherglass knows, what it feeds, and how it is read. This pa
   metric share a rank.
 - **part**: the column is the sum of its parts (a flag: any of them).
 - `#` stands for the number of an NVLink, `*` for anything.
-- Throughput of single NVLinks is summed up to the GPU where nothing gives the whole.
+- Throughput and errors of single NVLinks are summed up to the GPU where nothing gives the whole.
 - Counters that feed a rate (`…_per_s`) are differentiated: no rate at the first sample, after a reset or a gap of
   five minutes; a counter that stands still is silent after a minute, since exporters refresh more slowly than they are
   scraped.

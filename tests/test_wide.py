@@ -113,6 +113,19 @@ def test_lanes_are_links_and_sum_up_to_the_gpu() -> None:
     assert found.gpu["nvlink_rx_bytes_per_s"].to_list() == pytest.approx([18 * 2e9])
 
 
+def test_errors_and_states_of_links() -> None:
+    found = frames(f"""
+        DCGM_FI_DEV_GPU_TEMP{{{GPU}}} 61
+        DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L0{{{GPU}}} 3
+        DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_L0_TOTAL{{{GPU}}} 4
+        DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L1{{{GPU}}} 5
+        DCGM_FI_DEV_NVLINK_GET_STATE{{{GPU},nvlink="0"}} 1
+        DCGM_FI_DEV_NVLINK_GET_STATE{{{GPU},nvlink="1"}} 0
+    """)
+    assert found.link.sort("link").select("link_error_total", "is_link_up").rows() == [(7, True), (5, False)]
+    assert found.gpu["nvlink_error_total"].to_list() == [12]
+
+
 def test_a_total_goes_before_the_sum_of_lanes() -> None:
     found = frames(f"""
         DCGM_FI_PROF_NVLINK_TX_BYTES{{{GPU}}} 4e11

@@ -154,6 +154,7 @@ ROWS: tuple[Metric, ...] = (
     *_link("NVLINK_COUNT_RX_ERRORS NVLINK_RX_ERROR_TOTAL", "link_error_total", part="rx", **_COUNT),
     *_link("NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS NVLINK_RECOVERY_FAILED_TOTAL", "link_error_total", part="failed",
            **_COUNT),
+    *_link("NVLINK_GET_STATE", "is_link_up", meaning="0 inactive, 1 active, 2 asleep"),
     # --- known, and kept in no frame ----------------------------------------------------------------------------
     *_health("NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS NVLINK_RECOVERY_SUCCESSFUL_TOTAL", "", kind="counter",
              meaning="recoveries of a link that succeeded"),

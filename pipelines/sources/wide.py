@@ -29,6 +29,12 @@ _KEYS: dict[metrics.Entity, tuple[str, ...]] = {
     "node": ("node",),
 }
 _TABLES = {"health": "core_gpu_health", "link": "core_link_samples", "port": "raw_port_samples"}
+# Column of a GPU → column of its links.
+_SUMS = {
+    "nvlink_tx_bytes_per_s": "link_tx_bytes_per_s",
+    "nvlink_rx_bytes_per_s": "link_rx_bytes_per_s",
+    "nvlink_error_total": "link_error_total",
+}
 _KEY_TYPES: dict[str, type[pl.DataType]] = {"gpu_index": pl.Int32, "link": pl.Int32}
 
 
@@ -86,9 +92,9 @@ def _with_rates(samples: Samples, index: Index) -> Samples:
 
 
 def _with_links(gpu: pl.DataFrame, link: pl.DataFrame) -> pl.DataFrame:
-    """Throughput of a GPU from that of its links, where nothing gives the whole."""
-    names = {"nvlink_tx_bytes_per_s": "link_tx_bytes_per_s", "nvlink_rx_bytes_per_s": "link_rx_bytes_per_s"}
-    if gpu.is_empty() or link.select(pl.all_horizontal(pl.col(*names.values()).is_null().all())).item():
+    """Throughput and errors of a GPU from those of its links, where nothing gives the whole."""
+    names = {whole: part for whole, part in _SUMS.items() if link[part].null_count() < len(link)}
+    if gpu.is_empty() or not names:
         return gpu
     key = ("node", "gpu_uuid", "ts")
     sums = link.group_by(key).agg(
