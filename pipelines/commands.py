@@ -169,7 +169,8 @@ def ingest_once(settings: Settings, cluster: str | None, since: timedelta | None
             print(f"{name}: {telemetry.windows} windows, {samples:,} samples, {jobs.core_rows:,} changed jobs; {until}")
             for reason, count in sorted(telemetry.findings.items()):
                 print(f"  {count:,} values {reason}")
-            for warning in telemetry.warnings:
+            told = report.scheduler.warnings if report.scheduler is not None else []
+            for warning in dict.fromkeys([*telemetry.warnings, *jobs.warnings, *told]):
                 print(f"  partial: {_without(name, warning)}")
             errors += [_with(name, error) for error in report.errors]
     _fail(errors)
