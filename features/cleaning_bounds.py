@@ -6,6 +6,7 @@ Each value is judged by itself or beside the others of its row; what needs sever
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 
 import polars as pl
@@ -24,6 +25,8 @@ _ZERO_IS_MISSING = (
 )  # fmt: skip
 # All ones of 32 bits: in a counter its end, elsewhere AMD's "not available".
 UINT32_MAX = 4294967295.0
+# The 64-bit "not there" numbers and all ones, as they come through a double: exact even after a scale below 1.
+_WIDE = (2.0**63, 2.0**64)
 # Counts by another name than `…_total`; a "not there" number may lie inside the bounds of a count.
 _OTHER_COUNTS = ("xid_last", "xid_events", "energy_total_j")
 
@@ -33,10 +36,14 @@ def is_count(column: Column) -> bool:
     return column.name.endswith("_total") or column.name in _OTHER_COUNTS
 
 
+@functools.cache
+def _scales(name: str) -> frozenset[float]:
+    return frozenset({1.0, *(m.scale for m in metrics.METRICS if m.column == name)})
+
+
 def _images(column: Column, values: Iterable[float]) -> list[float]:
     """What numbers look like in a column after each scale that feeds it, at the column's precision."""
-    scales = {1.0, *(m.scale for m in metrics.METRICS if m.column == column.name)}
-    images = pl.Series([value * scale for value in values for scale in scales], dtype=pl.Float64)
+    images = pl.Series([value * scale for value in values for scale in _scales(column.name)], dtype=pl.Float64)
     return _at_precision(images, column).unique().to_list()
 
 
@@ -57,7 +64,7 @@ def _verdicts(column: Column) -> Iterator[tuple[str, pl.Expr]]:
         yield "not_a_number", value.is_nan() | value.is_infinite()
     # In single precision 2147483632…35 are one number.
     exact = value if column.dtype == pl.Float64 else value.cast(pl.Float32).cast(pl.Float64)
-    not_there = [*metrics.INT32_SENTINELS, *metrics.FP64_SENTINELS]
+    not_there = [*metrics.INT32_SENTINELS, *metrics.FP64_SENTINELS, *_WIDE]
     if is_count(column):
         reaches_end = column.high is None or column.high >= UINT32_MAX
         known = exact.is_in(_images(column, not_there if reaches_end else [*not_there, UINT32_MAX]))

@@ -97,6 +97,7 @@ DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{{{GPU}}} 9223372036854776000
 DCGM_FI_DEV_ECC_SBE_VOL_TOTAL{{{GPU}}} 9223372036854775793
 DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{{GPU}}} 140737488355331
 DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{{GPU}}} 2147483635
+DCGM_FI_DEV_POWER_VIOLATION{{{GPU}}} 9223372036854775792
 DCGM_FI_PROF_SM_ACTIVE{{{GPU}}} 0.250000
 """)
     row = got.row()
@@ -105,7 +106,7 @@ DCGM_FI_PROF_SM_ACTIVE{{{GPU}}} 0.250000
         assert row[name] is None, name
         assert got.findings[name, "sentinel"] == 1
     assert row["sm_active_ratio"] == 0.25
-    for name in ("ecc_corrected_total", "energy_total_j", "pcie_replay_total"):
+    for name in ("ecc_corrected_total", "energy_total_j", "pcie_replay_total", "power_violation_s_total"):
         assert got.health[name].to_list() == [None], name
         assert got.findings[name, "sentinel"] == 1
     # A UUID that is not there: the GPU is known by its place.

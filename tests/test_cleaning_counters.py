@@ -51,6 +51,9 @@ def reasons(quality: pl.DataFrame) -> dict[tuple[str, str], int]:
         ("ecc_corrected_total", 4294967295.0, "saturated"),
         ("energy_total_j", 140737488355328.0 * 1e-3, "sentinel"),  # millijoules
         ("mem_copy_util_ratio", 655.35, "sentinel"),  # all ones of 16 bits, percent
+        ("encoder_util_ratio", 9223372036854775794 * 0.01, "sentinel"),
+        ("thermal_violation_s_total", 9223372036854775794 * 1e-9, "sentinel"),  # ns; 292 years are in bounds
+        ("energy_total_j", 9223372036854776000 * 1e-3, "sentinel"),
         ("pcie_replay_total", -1.0, "out_of_range"),
         ("retired_pages_total", 4294967295.0, "sentinel"),
         ("pcie_link_width", 65535, "sentinel"),
