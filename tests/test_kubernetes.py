@@ -8,13 +8,19 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from features.vocabulary import JOB_COLUMNS, JOB_EXTRAS, conform
+from features.vocabulary import JOB_COLUMNS, JOB_EXTRAS, conform, schema
 from pipelines.gpu_jobs import ingest_held
 from pipelines.job_history import ingest_jobs
 from pipelines.sources import SourceError
 from pipelines.sources.kubernetes import KubernetesSource
+from pipelines.sources.kubernetes_jobs import Memory, jobs_of
+from pipelines.sources.kubernetes_nodes import nodes_of
+from pipelines.sources.kubernetes_pods import pods_of
 from pipelines.sources.kubernetes_queues import queue_samples
+from pipelines.sources.kubernetes_series import JOB_METRICS, NODE_METRICS, POD_METRICS, Facts
 from pipelines.sources.promql import PromQL
 from pipelines.store import Store
 from tests import ksm_pages as ksm
@@ -199,6 +205,9 @@ def test_nodes_jobs_and_gpus_of_this_moment(
     )  # fmt: skip
     source = live_source(pages, prometheus, honor_labels=True)
     live = wait_until(lambda: (found := source.live()).jobs.height == 4 and found, 15, 0.5, "phases seen")
+    assert conform(live.states, "core_job_states").equals(live.states)
+    assert ("o2", "PENDING", "Scheduling") in live.states.select("job_id", "state", "reason").rows()
+    assert source.live().states.is_empty(), "nothing changed"
     assert conform(live.nodes, "core_nodes").equals(live.nodes)
     nodes = {row["node"]: row for row in live.nodes.iter_rows(named=True)}
     assert {name: (row["state"], row["gpus"]) for name, row in nodes.items()} == {
@@ -292,3 +301,39 @@ def test_queues_of_volcano_and_kueue(prometheus: Callable[..., Prometheus]) -> N
         ("kueue", "cq", "preempted_jobs_total:InClusterQueue"): 7,
     }  # fmt: skip
     assert queue_samples(api, "kube", at(-60), at(-50)).is_empty()
+
+
+# --- whatever comes -----------------------------------------------------------------------------------------------
+
+_METRICS = st.sampled_from([*POD_METRICS, *JOB_METRICS, *NODE_METRICS])
+_LABELS = st.dictionaries(
+    st.sampled_from(["namespace", "pod", "uid", "node", "resource", "reason", "phase", "container", "job_name",
+                     "condition", "status", "key", "effect", "created_by_kind", "created_by_name", "owner_kind",
+                     "exported_pod", "label_job_name", "label_nvidia_com_gpu_count"]),
+    st.sampled_from(["", "a", "b", "Job", "true", "false", "Ready", "Evicted", "OOMKilled", "nvidia_com_gpu",
+                     "NoExecute", "nvidia_com_mig_1g_10gb", "<none>", "ü|\n"]), max_size=8,
+)  # fmt: skip
+_VALUES = st.one_of(st.sampled_from([0.0, 1.0, 137.0, 1e18, -1.0, float("nan"), float("inf")]), st.floats(0, 4e9))
+_SEEN = st.tuples(_LABELS, st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Unknown", "odd"]),
+                  st.integers(0, 50), st.integers(0, 50))  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(_METRICS, _LABELS, _VALUES), max_size=30), st.lists(_SEEN, max_size=8))
+def test_any_series_make_jobs_that_hold_together(
+    series: list[ksm.Series], seen: list[tuple[dict[str, str], str, int, int]]
+) -> None:
+    facts = Facts()
+    for metric, labels, value in series:
+        facts.add(metric, labels, value)
+    for labels, phase, first, more in seen:
+        facts.see(labels | {"phase": phase}, at(first), at(first + more))
+    pods = pods_of(facts, timedelta(seconds=30))
+    nodes = nodes_of(facts, pods.values())
+    assert nodes["node"].is_unique().all()
+    told = jobs_of(pods.values(), facts, "kube", at(100), Memory())
+    jobs = conform(pl.DataFrame(told, schema=schema("raw_jobs"), orient="row"), "raw_jobs")
+    live = jobs["state"].is_in(["PENDING", "RUNNING"])
+    assert (jobs["end_time"].is_null() == live).all()
+    assert (jobs["gpus"] > 0).all()
+    assert jobs.filter(pl.col("state") == "PENDING")["start_time"].null_count() == (jobs["state"] == "PENDING").sum()

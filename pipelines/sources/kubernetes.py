@@ -16,6 +16,7 @@ from features.identity import UUID_LABELS, node_name
 from features.vocabulary import schema
 from pipelines.sources import Finding, LiveJobs, SourceError
 from pipelines.sources.inventory import complete, nodes_frame, read_inventory
+from pipelines.sources.job_states import changed_states, job_states, no_states
 from pipelines.sources.kubernetes_jobs import Memory, job_ids, jobs_of
 from pipelines.sources.kubernetes_nodes import nodes_of
 from pipelines.sources.kubernetes_pods import Pod, pods_of
@@ -69,6 +70,7 @@ class KubernetesSource:
         self._matcher = matcher
         self._inventory = read_inventory(inventory)
         self._memory = Memory()
+        self._states = no_states()
         self._lock = threading.Lock()
 
     def fetch_jobs(self, start: datetime, end: datetime) -> pl.DataFrame:
@@ -90,7 +92,7 @@ class KubernetesSource:
         return _frame(list(rows.values())).sort("submit_time", "job_id")
 
     def live(self) -> LiveJobs:
-        """Pending and running jobs, and the nodes; two queries.
+        """Pending and running jobs, what changed of their states, and the nodes; two queries.
 
         Raises:
             SourceError: No whole answer came.
@@ -103,8 +105,10 @@ class KubernetesSource:
             jobs = _frame(jobs_of(pods.values(), facts, self.name, at, self._memory))
             self.warnings = self.api.take_warnings()
         nodes = complete(nodes_of(facts, pods.values()), self._inventory).sort("node")
-        jobs = jobs.filter(pl.col("state").is_in(["PENDING", "RUNNING"]))
-        return LiveJobs(jobs.sort("submit_time", "job_id"), nodes_frame(nodes, self.name, at))
+        jobs = jobs.filter(pl.col("state").is_in(["PENDING", "RUNNING"])).sort("submit_time", "job_id")
+        states = job_states(jobs.with_columns(pl.lit(None, dtype=pl.Float64).alias("priority")))
+        fresh, self._states = changed_states(self._states, states), states
+        return LiveJobs(jobs, nodes_frame(nodes, self.name, at), fresh, list(self.warnings))
 
     def held_gpus(self) -> tuple[pl.DataFrame, list[str]]:
         """GPUs that pods hold at this moment, by the pod's name in the exporter's labels; three queries.
