@@ -28,11 +28,12 @@ def derive_slots(store: Store, cluster: str, settings: IngestSettings) -> Derive
     for first, last in split(begin, settled, _PIECE):
 
         def work(writer: Writer, first: datetime = first, last: datetime = last) -> int:
-            # Of each board only when it was first seen at each of its places: nothing else can begin an interval.
+            # Of each board only when it came to another place: nothing else can begin an interval.
             seen = writer.query(
-                'SELECT min(ts) AS ts, "cluster", node, gpu_uuid, gpu_index FROM core_gpu_samples '
+                'SELECT ts, "cluster", node, gpu_uuid, gpu_index FROM core_gpu_samples '
                 'WHERE "cluster" = ? AND ts >= ? AND ts < ? AND gpu_index IS NOT NULL '
-                'GROUP BY "cluster", node, gpu_uuid, gpu_index',
+                "QUALIFY (node, gpu_index) IS DISTINCT FROM "
+                "lag((node, gpu_index)) OVER (PARTITION BY gpu_uuid ORDER BY ts)",
                 [cluster, first, last],
             )
             known = writer.query(
