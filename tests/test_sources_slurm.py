@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,7 @@ from pipelines.sources import SourceError, build_jobs
 from pipelines.sources.slurm import Commands, SlurmSource
 from pipelines.sources.slurmrestd import RestReader
 from tests import services
-from tests.services import Slurm, wait_until
+from tests.services import Slurm, utc_text, wait_until
 
 NAME = "a|b ünï\nsecond line"
 
@@ -222,6 +226,143 @@ def test_rest_gives_what_the_commands_give(scene: Scene) -> None:
         assert_frame_equal(told.nodes.drop(places), asked.nodes.drop(places))
     with pytest.raises(SourceError, match=r"refused user 'nobody' \(401\).*scontrol token"):
         build(slurm, slurm_rest_url=slurm.rest_url, slurm_rest_user="nobody").live()
+
+
+def test_lives_of_jobs_are_what_was_done(slurm: Slurm) -> None:
+    slurm.reset()
+    began = datetime.now(UTC).replace(microsecond=0)
+    timed = slurm.submit("-w", "n1", "--gres=gpu:1", "--time=5", script="exec sleep 300")
+    slurm.wait_state(timed, "RUNNING")
+    # slurmctld looks at limits twice a minute; nothing waits for that but the last lines here.
+    slurm.run("scontrol", "update", f"jobid={timed}", "endtime=now+2")
+    done = slurm.submit("-w", "n1", "--gres=gpu:2", "--time=5", script="true")
+    failed = slurm.submit("-w", "n1", "--time=5", script="exit 7")
+    killed = slurm.submit("-w", "n1", "--time=5", script="kill -9 $$")
+    array = slurm.submit("-w", "n1", "--array=1-3", "--time=5", script="exit $((SLURM_ARRAY_TASK_ID - 1))")
+    again = slurm.submit("-w", "n2", "--time=5", script='[ -n "$SLURM_RESTART_COUNT" ] || exec sleep 300')
+    victim = slurm.submit(
+        "-w", "n3", "--exclusive", "--time=5", script='[ -n "$SLURM_RESTART_COUNT" ] || exec sleep 300'
+    )
+    cheap = slurm.submit("-w", "n4", "--exclusive", "-p", "cheap", "--time=5", script="exec sleep 300")
+    for job in (again, victim, cheap):
+        slurm.wait_state(job, "RUNNING")
+    time.sleep(1.1)  # so that no attempt ends within the second in which it was submitted
+    waiting = slurm.submit("-w", "n4", "--exclusive", "-p", "cheap", "--time=5", script="true")
+    slurm.run("scancel", str(waiting))
+    slurm.run("scontrol", "requeue", str(again))
+    first = slurm.submit("-w", "n3", "--exclusive", "-p", "urgent", "--time=5", script="true")
+    second = slurm.submit("-w", "n4", "--exclusive", "-p", "urgent", "--time=5", script="exec sleep 300")
+    slurm.wait_state(first, "COMPLETED")
+    slurm.wait_state(second, "RUNNING")
+    slurm.run("scancel", str(second))
+    for job in (again, victim):
+        wait_until(lambda job=job: _has_run_again(slurm, job), 30, 0.5, f"second attempt of job {job}")
+    slurm.wait_state(timed, "TIMEOUT", timeout_s=45)
+    for job, state in ((timed, "TIMEOUT"), (again, "COMPLETED"), (victim, "COMPLETED"), (second, "CANCELLED")):
+        slurm.wait_accounted(job, state)
+
+    log = {"slurm_ctld_log": str(slurm.log)}
+    token = {"slurm_rest_user": "root", "slurm_rest_token_file": str(slurm.rest_token_file)}
+    commands = build(slurm, **log)
+    jobs = commands.fetch_jobs(began, datetime.now(UTC))
+    assert commands.warnings == []
+    shown = ("job_id", "state", "exit_code", "restarts", "array_job_id", "preempted_by")
+    lives = jobs.filter(pl.col("job_id").cast(pl.Int64) >= timed).with_columns(pl.col("job_id").cast(pl.Int64))
+    ids = {int(row["JobIDRaw"]) for row in _tasks(slurm, array)}
+    tasks = sorted(ids)
+    assert len(tasks) == 3
+    expected = [
+        (timed, "TIMEOUT", "0:15", 0, None, None),
+        (done, "COMPLETED", "0:0", 0, None, None),
+        (failed, "FAILED", "7:0", 0, None, None),
+        (killed, "FAILED", "0:9", 0, None, None),
+        (again, "REQUEUED", "0:0", 0, None, None),
+        (again, "COMPLETED", "0:0", 1, None, None),
+        (victim, "PREEMPTED", "0:0", 0, None, str(first)),
+        (victim, "COMPLETED", "0:0", 1, None, None),
+        (cheap, "PREEMPTED", "0:15", 0, None, str(second)),
+        (waiting, "CANCELLED", "0:0", 0, None, None),
+        (first, "COMPLETED", "0:0", 0, None, None),
+        (second, "CANCELLED", "0:15", 0, None, None),
+    ]
+    by_task = {int(row["JobIDRaw"]): int(row["JobID"].split("_")[1]) for row in _tasks(slurm, array)}
+    for task, number in by_task.items():
+        state = "COMPLETED" if number == 1 else "FAILED"
+        expected.append((task, state, f"{number - 1}:0", 0, str(array), None))
+    assert sorted(lives.select(shown).rows(), key=str) == sorted(expected, key=str)
+    ran = lives.filter(pl.col("start_time").is_not_null())
+    assert (ran["end_time"] >= ran["start_time"]).all()
+    assert lives.filter(pl.col("start_time").is_null())["job_id"].to_list() == [waiting]
+    # No two attempts at one time, each submitted when the one before ended.
+    for job in (again, victim):
+        one, two = lives.filter(pl.col("job_id") == job).sort("start_time").iter_rows(named=True)
+        assert abs((two["submit_time"] - one["end_time"]).total_seconds()) <= 2
+        assert two["start_time"] >= one["end_time"]
+    rest = build(slurm, slurm_rest_url=slurm.rest_url, **token, **log)
+    assert_frame_equal(rest.fetch_jobs(began, datetime.now(UTC)).drop("observed_at"), jobs.drop("observed_at"))
+    assert {name: text for name, _, text in commands.check()}["preemptions"].startswith("2 in ")
+    # Without the log, nothing tells who took the place.
+    assert build(slurm).fetch_jobs(began, datetime.now(UTC))["preempted_by"].null_count() == len(jobs)
+
+
+def _has_run_again(slurm: Slurm, job: int) -> bool:
+    fields = slurm.job(job)
+    soon = utc_text(datetime.now(UTC) + timedelta(seconds=10))
+    # Slurm would wait for two minutes; a second at least, or the node takes the credential for the revoked one.
+    if fields["JobState"] == "PENDING" and fields.get("EligibleTime", "") > soon:
+        slurm.run("scontrol", "update", f"jobid={job}", "starttime=now+2", check=False)
+    return fields["JobState"] == "COMPLETED"
+
+
+def _tasks(slurm: Slurm, array: int) -> list[dict[str, str]]:
+    columns = ("JobIDRaw", "JobID")
+    text = slurm.run("sacct", "-X", "-n", "-P", "-j", str(array), "-o", ",".join(columns))
+    return [dict(zip(columns, line.split("|"), strict=True)) for line in text.splitlines()]
+
+
+_ELSEWHERE = """
+import sys
+from pathlib import Path
+from pipelines.settings import Cluster
+from pipelines.sources import build_jobs
+source = build_jobs("alpha", Cluster(jobs="slurm", slurm_conf=sys.argv[1]), Path(sys.argv[2]))
+live = source.live()
+print(source.commands.calls, len(live.nodes), live.jobs["observed_at"].max())
+"""
+
+
+def test_all_readers_together_stay_within_the_budget(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.reset()
+    job = slurm.submit("--gres=gpu:1", "--time=5", script="sleep 300")
+    slurm.wait_state(job, "RUNNING")
+    cluster = Cluster(jobs="slurm", slurm_conf=str(slurm.conf), slurm_timeout_s=2)
+    sources = [build_jobs("alpha", cluster, tmp_path) for _ in range(4)]
+    now = datetime.now(UTC)
+    slurm.run("sdiag", "--reset")
+    for _ in range(5):
+        with ThreadPoolExecutor(8) as pool:
+            lives = [pool.submit(source.live) for source in sources]
+            histories = [pool.submit(source.fetch_jobs, now - timedelta(hours=1), now) for source in sources]
+        assert {life.result().jobs["job_id"].to_list()[0] for life in lives} == {str(job)}
+        assert all(len(history.result()) for history in histories)
+    argv = [sys.executable, "-c", _ELSEWHERE, str(slurm.conf), str(tmp_path)]
+    other = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert other.stdout.split()[:2] == ["0", "4"]  # another process: no command of its own, the same answer
+    # 41 polls and 25 readings of the history made the requests of one poll: queue, nodes, topology.
+    spent = _requests(slurm)
+    assert spent == {"JOB_INFO": 1, "PARTITION_INFO": 2, "NODE_INFO": 1, "TOPO_INFO": 1}
+    assert isinstance(sources[0], SlurmSource)
+    with pytest.raises(SourceError, match=r"6 requests a minute are used up \(slurm_rpcs_per_minute\)"):
+        sources[0].commands.run("sinfo")
+    assert _requests(slurm) == spent
+    slurm.run("scancel", str(job))
+
+
+def _requests(slurm: Slurm) -> dict[str, int]:
+    """Questions of clients that slurmctld has answered since its counters were reset, but for sdiag's own."""
+    text = slurm.run("sdiag").split("by message type")[1].split("by user")[0]
+    found = re.findall(r"REQUEST_(\w+_INFO)\s.*?count:(\d+)", text)
+    return {name: int(count) for name, count in found if name != "STATS_INFO"}
 
 
 def test_state_that_changed_is_seen(slurm: Slurm) -> None:
