@@ -18,7 +18,7 @@ from pipelines.sources import SourceError
 from pipelines.sources.job_fields import count_tasks
 from pipelines.sources.job_states import changed_states, no_states
 from pipelines.sources.sacct import SacctError, parse_sacct
-from pipelines.sources.slurm import SlurmSource
+from pipelines.sources.slurm import SlurmSource, _laid_over
 from pipelines.sources.slurm_budget import Budget, Price
 from pipelines.sources.slurm_commands import Commands
 from pipelines.sources.slurm_log import PreemptionLog, parse_preemptions, with_preemptors
@@ -156,12 +156,18 @@ def test_case_43_lists_of_tasks(body: str, tasks: int | None) -> None:
 @pytest.mark.parametrize(("version", "given"), [("22.05.8", False), ("23.02.0", True), ("25.11.1-1", True)])
 def test_case_43_array_option_only_where_the_version_has_it(tmp_path: Path, version: str, given: bool) -> None:
     said = text_of({}, delimiter="\x1f", end="\x1f").replace("\x1f", "\\037").replace("\n", "\\n")
-    script = f'echo "$@" >>{tmp_path}/asked; [ "$1" = --version ] && echo "slurm {version}" || printf "{said}"'
+    script = f"""echo "$@" >>{tmp_path}/asked
+case "$1" in
+  --version) echo "slurm {version}";;
+  --helpformat) echo "Reason  Reserved Restarts";;
+  *) printf "{said}";;
+esac"""
     source = SlurmSource("a", fake(tmp_path, sacct=script, squeue="true"))
     source.fetch_jobs(moment(-60), moment(60))
     asked = (tmp_path / "asked").read_text()
     assert ("--array" in asked.split()) == given
     assert "--duplicates" in asked.split()
+    assert ("--format=Restarts," in asked) == given
     assert " -T" not in asked
 
 
@@ -178,6 +184,32 @@ def test_case_44_each_attempt_of_a_requeued_job_is_a_row() -> None:
     ]  # fmt: skip
     # The same text, read from a moment after the first attempt: how often before is not known.
     assert parse({"Submit": str(T0)}, since=moment(1))[0]["restarts"] is None
+
+
+def test_case_44_restarts_that_are_told_go_before_those_counted() -> None:
+    rows = parse(
+        {"Start": str(T0 + 1), "End": str(T0 + 100), "State": "PREEMPTED", "Restarts": "3"},
+        {"Submit": str(T0 + 100), "Start": str(T0 + 220), "End": "Unknown", "State": "RUNNING", "Restarts": "4"},
+        since=moment(-1),
+    )
+    assert [row["restarts"] for row in rows] == [3, 4]
+
+
+def test_case_44_a_shared_older_answer_of_the_queue_takes_nothing_back() -> None:
+    def seen(offset_s: float, *rows: dict[str, str]) -> pl.DataFrame:
+        return parse_sacct(text_of(*rows), "a", moment(offset_s))[0]
+
+    waits = {"State": "PENDING", "Start": "Unknown", "End": "Unknown", "Reason": "Resources"}
+    runs = {"State": "RUNNING", "Start": str(T0 + 1), "End": "Unknown"}
+    ended = {"State": "FAILED", "Start": str(T0 + 1), "End": str(T0 + 5)}
+    for database, queue, state in (
+        (seen(10, ended), seen(4, runs), "FAILED"),
+        (seen(10, runs), seen(0, waits), "RUNNING"),
+        (seen(10, waits), seen(10, runs), "RUNNING"),  # the database lags
+        (seen(10, runs), seen(11, ended), "FAILED"),
+        (seen(10, ended), seen(11, runs), "RUNNING"),
+    ):
+        assert _laid_over(database, queue)["state"].to_list() == [state]
 
 
 def test_case_45_recycled_ids_are_other_jobs(tmp_path: Path) -> None:

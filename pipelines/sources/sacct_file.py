@@ -95,7 +95,7 @@ class SacctFile:
         jobs = self._read().filter(pl.col("state").is_in(LIVE_STATES))
         at = datetime.fromtimestamp((self._stamp or (0,))[0] / 1e9, UTC)
         nodes = occupied(read_inventory(self._inventory_path), jobs)
-        return LiveJobs(jobs, nodes_frame(nodes, self.name, at))
+        return LiveJobs(jobs, nodes_frame(nodes, self.name, at), warnings=list(self.warnings))
 
     def _read(self) -> pl.DataFrame:
         with self._lock:

@@ -230,7 +230,18 @@ def slurm_budget(name: str, cluster: Cluster, state: Path) -> Budget:
 
 
 def _laid_over(known: pl.DataFrame, queue: pl.DataFrame) -> pl.DataFrame:
+    """The queue's rows over the database's.
+
+    The database lags behind the queue, but an answer of the queue that is shared may be the older one: where the
+    database was read later and tells of a later stage of the same attempt, its row stays.
+    """
     key = ["job_id", "submit_time"]
+    stage = pl.when(pl.col("state") == "PENDING").then(0).when(pl.col("state").is_in(LIVE_STATES)).then(1).otherwise(2)
+    both = queue.select(*key, "observed_at", stage.alias("_stage")).join(
+        known.select(*key, pl.col("observed_at").alias("_known_at"), stage.alias("_known_stage")), on=key
+    )
+    outdated = both.filter((pl.col("_known_stage") > pl.col("_stage")) & (pl.col("_known_at") > pl.col("observed_at")))
+    queue = queue.join(outdated, on=key, how="anti")
     asked = ("cpus", "gpus", "memory_mib", "nodes", "time_limit_s", "name", "user", "account")
     told = known.select(*key, *asked).with_columns(
         pl.when(pl.col("gpus") > 0).then(pl.col("gpus"))  # GPUs need not be counted by the database

@@ -65,6 +65,7 @@ class Commands:
         }  # fmt: skip
         self._conf = conf
         self._version: tuple[int, int] | None = None
+        self._fields: frozenset[str] | None = None
         self.calls = 0
         self.warnings: list[str] = []  # what commands complained of although they answered
 
@@ -101,6 +102,16 @@ class Commands:
             found = re.search(r"(\d+)\.(\d+)", self.run("sacct", "--version"))
             self._version = (int(found[1]), int(found[2])) if found else (0, 0)
         return self._version
+
+    def has_field(self, name: str) -> bool:
+        """Whether this release's sacct knows a field.
+
+        Raises:
+            SourceError: The command is not there or failed.
+        """
+        if self._fields is None:
+            self._fields = frozenset(self.run("sacct", "--helpformat").lower().split())
+        return name.lower() in self._fields
 
     def _run(self, program: str, arguments: tuple[str, ...]) -> bytes:
         path = shutil.which(program, path=self._folder or None)

@@ -103,10 +103,11 @@ class CommandReader:
         first = start.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
         last = (end.astimezone(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%S")
         array = ("--array",) if self.commands.version() >= _ARRAY_OPTION else ()
+        fields = (*(("Restarts",) if array and self.commands.has_field("Restarts") else ()), *SACCT_FIELDS)
         # --parsable ends each record with the delimiter: names may hold newlines.
         text, at = self.commands.ask(
             "sacct", "--allusers", "--allocations", "--duplicates", *array, "--parsable", f"--delimiter={_FIELD}",
-            "--noconvert", f"--starttime={first}", f"--endtime={last}", f"--format={','.join(SACCT_FIELDS)}",
+            "--noconvert", f"--starttime={first}", f"--endtime={last}", f"--format={','.join(fields)}",
         )  # fmt: skip
         try:
             jobs, warnings = parse_sacct(text, self.name, at, _FIELD, since=start)
