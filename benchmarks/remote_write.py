@@ -124,11 +124,12 @@ def measure(gpus: int) -> dict[str, float]:
     from pipelines.sources.remote_write_series import Series
     from pipelines.sources.remote_write_wire import decompress, split
 
-    series = list(_label_bytes(gpus))
-    start_ms = round(time.time() * 1000) - (TICKS + 1) * INTERVAL_MS
-    ticks = [bodies(series, start_ms + k * INTERVAL_MS, k) for k in range(TICKS + 1)]
-    del series
-    found: dict[str, float] = {"bytes_per_sample": sum(map(len, ticks[0])) / (gpus * len(NAMES))}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _child("--make", str(folder), "--gpus", str(gpus))
+        found = _received(RemoteWriteSource("bench", folder / "spool", port=0), folder, gpus)
+        ticks = [[path.read_bytes() for path in sorted((folder / str(k)).iterdir())] for k in (0, 1)]
+    found["bytes_per_sample"] = sum(map(len, ticks[0])) / (gpus * len(NAMES))
     # The stages each for itself, without the network: the second tick meets known series only.
     known = Series()
     for label, tick in (("first", ticks[0]), ("known", ticks[1])):
@@ -144,32 +145,34 @@ def measure(gpus: int) -> dict[str, float]:
         if label == "first":
             found["resolve_first"] = laps[2]
         else:
-            found["snappy"], found["protobuf"], found["decode"] = laps
-    del known, entries, message
-    with tempfile.TemporaryDirectory() as name:
-        found |= _received(RemoteWriteSource("bench", Path(name) / "spool", port=0), ticks, Path(name), gpus)
+            found["snappy"], found["protobuf"], found["decode"] = laps.tolist()
     return found
 
 
-def _received(source: Any, ticks: list[list[bytes]], folder: Path, gpus: int) -> dict[str, float]:
+def make(folder: Path, gpus: int) -> None:
+    """The requests of every tick as files, made in a process of its own: their memory is not the receiver's."""
+    series = list(_label_bytes(gpus))
+    start_ms = round(time.time() * 1000) - (TICKS + 1) * INTERVAL_MS
+    for k in range(TICKS + 1):
+        (folder / str(k)).mkdir()
+        for i, body in enumerate(bodies(series, start_ms + k * INTERVAL_MS, k)):
+            (folder / str(k) / f"{i:05d}").write_bytes(body)
+
+
+def _child(*arguments: str) -> str:
+    argv = [sys.executable, "-m", "benchmarks.remote_write", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+def _received(source: Any, folder: Path, gpus: int) -> dict[str, float]:
     from datetime import UTC, datetime, timedelta
 
     found: dict[str, float] = {}
-    for k, tick in enumerate(ticks):
-        out = folder / str(k)
-        out.mkdir()
-        for i, body in enumerate(tick):
-            (out / f"{i:05d}").write_bytes(body)
-        ticks[k] = []
     port = source.listen()
     walls, works, frames = [], [], []
-    for k in range(len(ticks)):
+    for k in range(TICKS + 1):
         before = time.process_time()
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.remote_write", "--send", str(folder / str(k)), "--port", str(port)],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        sent = json.loads(done.stdout)
+        sent = json.loads(_child("--send", str(folder / str(k)), "--port", str(port)))
         assert not sent["failed"], sent["failed"][:3]
         works.append(time.process_time() - before)
         walls.append(sent["seconds"])
@@ -179,17 +182,17 @@ def _received(source: Any, ticks: list[list[bytes]], folder: Path, gpus: int) ->
         assert latest.gpu.height == gpus, latest.gpu.height
     found["received_first"], found["received"] = walls[0], float(np.median(walls[1:]))
     found["received_cpu"], found["to_frames"] = float(np.median(works[1:])), float(np.median(frames[1:]))
-    # Linux gives KiB. What the sender's bodies took was given back to the allocator before.
+    # Linux gives KiB.
     found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     logs = sum(path.stat().st_size for path in source.folder.glob("samples-*"))
-    found["log_bytes_per_sample"] = logs / (len(ticks) * gpus * len(NAMES))
+    found["log_bytes_per_sample"] = logs / ((TICKS + 1) * gpus * len(NAMES))
     source.close()
     now = datetime.now(UTC)
     for label in ("fetch_first", "fetch"):
         began = time.perf_counter()
         rows = source.fetch(now - timedelta(minutes=10), now).gpu.height
         found[label] = time.perf_counter() - began
-        assert rows == gpus * len(ticks), rows
+        assert rows == gpus * (TICKS + 1), rows
     return found
 
 
@@ -270,9 +273,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--gpus", type=int, default=10_000)
     parser.add_argument("--send", type=Path)
+    parser.add_argument("--make", type=Path)
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
     if options.send:
         send(options.port, options.send)
+    elif options.make:
+        make(options.make, options.gpus)
     else:
         print(json.dumps(measure(options.gpus)))

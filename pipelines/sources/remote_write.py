@@ -7,6 +7,7 @@ series, the intake, the log and the HTTP receiver each have a module.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Iterator
@@ -133,6 +134,7 @@ class RemoteWriteSource:
                 ) from None
             intake.start()
             self.port, self._intake, self._started_s = self._receiver.port, intake, time.time()
+            atexit.register(self.close)  # what was received is answered, however the process comes to its end
         return self._intake
 
     def _warnings(
@@ -239,6 +241,7 @@ class RemoteWriteSource:
         if self._intake is not None:
             self._intake.close()
         self._receiver = self._intake = None
+        atexit.unregister(self.close)
 
     def close(self) -> None:
         """Answer what has come, stop listening, close the log."""
