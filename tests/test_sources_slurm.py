@@ -47,8 +47,9 @@ def slurm() -> Iterator[Slurm]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def build(slurm: Slurm, rpcs: float = FREELY, **more: Any) -> SlurmSource:
-    cluster = Cluster(jobs="slurm", slurm_conf=str(slurm.conf), slurm_rpcs_per_minute=rpcs, **more)
+def build(slurm: Slurm, **more: Any) -> SlurmSource:
+    chosen: dict[str, Any] = {"slurm_conf": str(slurm.conf), "slurm_rpcs_per_minute": FREELY, **more}
+    cluster = Cluster(jobs="slurm", **chosen)
     source = build_jobs("alpha", cluster, slurm.folder)
     assert isinstance(source, SlurmSource)
     return source
