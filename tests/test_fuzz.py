@@ -216,6 +216,16 @@ FIELD = st.sampled_from(NASTY) | st.sampled_from(
 )
 
 
+def test_sizes_and_counts_that_fit_no_number() -> None:
+    for text in ("18446744073709551615", "1e400", "9" * 300, "9" * 300 + "Gn", "9" * 19 + "Pc", "-5"):
+        fields = {"JobIDRaw": "7", "Submit": str(EPOCH), "State": "RUNNING"}
+        fields |= dict.fromkeys(("NNodes", "NCPUS", "ReqMem", "Timelimit", "TimelimitRaw"), text)
+        fields["TRES"] = f"cpu={text},mem={text},node={text},gres/gpu={text},gres/gpu:a={text}"
+        frame, _ = jobs_frame(list(fields), [list(fields.values())], "c", NOW)
+        jobs_are_right(frame)
+        assert frame.select("nodes", "cpus", "gpus", "time_limit_s").row(0) == (None,) * 4, text
+
+
 @fuzzed
 @given(st.lists(st.lists(FIELD, min_size=len(SQUEUE), max_size=len(SQUEUE)), max_size=4))
 def test_rows_of_squeue(rows: list[list[str]]) -> None:

@@ -110,7 +110,7 @@ def _records(
                 begin, end = end, start + reader.line_num
                 if not is_last and end >= len(lines):
                     return records, lines[begin:]
-                if end - begin > 1 and not _is_closed(lines[begin:end], delimiter):
+                if end - begin > 1 and not _is_closed(lines[begin:end], width, delimiter):
                     fault = "a quote is not closed"
                     break
                 if len(fields) != width:
@@ -148,10 +148,11 @@ def _single(
     return records, []
 
 
-def _is_closed(lines: list[Line], delimiter: str) -> bool:
-    """Whether lines that were read as one record are one by the letter."""
+def _is_closed(lines: list[Line], width: int, delimiter: str) -> bool:
+    """Whether lines that were read as one record are one: by the letter, and none of them is a record by itself."""
     try:
-        return len(list(csv.reader([line.text + "\n" for line in lines], delimiter=delimiter, strict=True))) == 1
+        is_one = len(list(csv.reader([line.text + "\n" for line in lines], delimiter=delimiter, strict=True))) == 1
+        return is_one and all(len(next(csv.reader([line.text], delimiter=delimiter))) != width for line in lines[1:])
     except csv.Error:
         return False
 

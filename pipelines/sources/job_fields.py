@@ -33,6 +33,7 @@ _UNSET = ("", "unknown", "none", "n/a", "(null)", "none assigned", "invalid", "(
 # A year outside of these is a unit misread or a field overflown.
 _FIRST_TIME, _LAST_TIME = datetime(1990, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 _LAST_EPOCH_S = int(_LAST_TIME.timestamp())
+_MOST = 2_000_000_000  # of nodes, CPUs, GPUs: more is an overflow
 _MAX_LIMIT_MIN = 2**32  # what Slurm can hold
 _UNITS_MIB = {"K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30}
 # Memory per CPU is kept with the top bit set; some versions print it so.
@@ -92,36 +93,34 @@ class Fields:
         return pl.coalesce(printed, pl.when(status >= 0).then(waited))
 
     def count(self, *names: str) -> pl.Expr:
-        return pl.coalesce([_not_negative(self.text(name).cast(pl.Int64, strict=False)) for name in names])
+        return pl.coalesce([_count(self.text(name)) for name in names])
 
     def _tres_texts(self) -> list[pl.Expr]:
         """What was asked for before what was given."""
         return [self.text(name) for name in ("reqtres", "alloctres", "tres")]
 
     def tres(self, key: str) -> pl.Expr:
-        return pl.coalesce(
-            [t.str.extract(rf"(?:^|,){key}=(\d+)").cast(pl.Int64, strict=False) for t in self._tres_texts()]
-        )
+        return pl.coalesce([_count(t.str.extract(rf"(?:^|,){key}=(\d+)(?:,|$)")) for t in self._tres_texts()])
 
     def gpus(self) -> pl.Expr:
         """The untyped count where there is one, else the sum over types; null where TRES name no GPU."""
         counts = []
         for tres in self._tres_texts():
-            untyped = tres.str.extract(r"(?:^|,)gres/gpu=(\d+)").cast(pl.Int64, strict=False)
-            typed = tres.str.extract_all(r"(?:^|,)gres/gpu:[^=,]+=\d+")
-            total = typed.list.eval(pl.element().str.extract(r"=(\d+)$").cast(pl.Int64)).list.sum()
-            counts += [untyped, pl.when(typed.list.len() > 0).then(total)]
+            untyped = _count(tres.str.extract(r"(?:^|,)gres/gpu=(\d+)(?:,|$)"))
+            typed = tres.str.extract_all(r"(?:^|,)gres/gpu:[^=,]+=[^,]*")
+            counts += [untyped, _total(typed.list.eval(_count(pl.element().str.extract(r"=(\d+)$"))))]
         return pl.coalesce(counts)
 
     def no_gpus(self) -> pl.Expr:
-        """0 where TRES are told: what they do not name, the job has not."""
-        return pl.when(pl.coalesce(self._tres_texts()).is_not_null()).then(0)
+        """0 where TRES are told: what they do not name, the job has not. A count that cannot be read is not 0."""
+        told = self._tres_texts()
+        names = pl.any_horizontal(tres.str.contains(r"(?:^|,)gres/gpu[:=]").fill_null(False) for tres in told)
+        return pl.when(pl.coalesce(told).is_not_null() & ~names).then(0)
 
     def gres_gpus(self, *names: str) -> pl.Expr:
         """Of GRES texts: `gpu:4`, `gpu:a100:4`, `gres:gpu:8`."""
         parts = self.first(*names).str.extract_all(r"gpu(?::[A-Za-z][^:,()]*)?(?::\d+)?")
-        each = pl.element().str.extract(r":(\d+)$").cast(pl.Int64).fill_null(1)
-        return pl.when(parts.list.len() > 0).then(parts.list.eval(each).list.sum())
+        return _total(parts.list.eval(_count(pl.element().str.extract(r":(\d+)$").fill_null("1"))))
 
     def tres_memory(self) -> pl.Expr:
         return pl.coalesce([_mib(t.str.extract(r"(?:^|,)mem=([0-9.]+[KMGTP]?)")) for t in self._tres_texts()])
@@ -167,8 +166,15 @@ def count_tasks(body: str) -> int | None:
     return total
 
 
-def _not_negative(value: pl.Expr) -> pl.Expr:
-    return pl.when(value >= 0).then(value)
+def _count(text: pl.Expr) -> pl.Expr:
+    value = text.cast(pl.Int64, strict=False)
+    return pl.when(value.is_between(0, _MOST)).then(value)
+
+
+def _total(counts: pl.Expr) -> pl.Expr:
+    """Sum of lists; null for an empty one, and where one of the counts cannot be read."""
+    is_whole = (counts.list.len() > 0) & ~counts.list.eval(pl.element().is_null()).list.any()
+    return pl.when(is_whole).then(counts.list.sum())
 
 
 def _mib(text: pl.Expr) -> pl.Expr:
@@ -181,7 +187,7 @@ def _mib(text: pl.Expr) -> pl.Expr:
 
 def _seconds(text: pl.Expr) -> pl.Expr:
     """`[D-]HH:MM:SS`, `MM:SS` or whole minutes."""
-    pattern = r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$"
+    pattern = r"^(?:(\d{1,10})-)?(\d{1,10})(?::(\d{1,10}))?(?::(\d{1,10}))?$"
     parts = [text.str.extract(pattern, i).cast(pl.Int64, strict=False) for i in range(1, 5)]
     days, first, second, third = parts
     clock = pl.when(third.is_not_null()).then(first * 3600 + second * 60 + third)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 
-from features.vocabulary import TIME, schema
+from features.vocabulary import COLUMNS, TIME, schema
 from pipelines.sources.hostlist import HostlistError, expand_hostlist
 from pipelines.sources.job_fields import LIVE_STATES, PENDING, Fields
 
@@ -31,6 +31,7 @@ DELIMITERS = ("\x1f", "|", "^", "\t", ";", ",")
 # Texts of GRES that count GPUs of one node: old sacct's, and squeue's where GPUs are no TRES (no accounting).
 _PER_NODE = ("reqgres", "allocgres", "gres", "trespernode")
 _AHEAD = timedelta(days=1)
+_MOST_MIB = 2**53  # larger sizes are overflown, and no whole number of this precision
 _NEVER = datetime(2200, 1, 1, tzinfo=UTC)
 _SAME_MOMENT = timedelta(seconds=2)  # between the end of an attempt and the submission of the next
 
@@ -197,7 +198,7 @@ def _settled(frame: pl.DataFrame, last_submit: datetime, since: datetime | None)
     waits = pl.col("state") == PENDING
     frame = frame.with_columns(
         pl.coalesce("_gpus", "_gpus_per_job", pl.col("_gpus_per_node") * pl.col("nodes"), "_no_gpus").alias("gpus"),
-        pl.coalesce(pl.col("_tres_mib"), pl.when(has_memory).then(pl.col("_req_mib") * factor))
+        pl.coalesce(_sane(pl.col("_tres_mib")), _sane(pl.when(has_memory).then(pl.col("_req_mib") * factor)))
         .round()
         .cast(pl.Int64)
         .alias("memory_mib"),
@@ -222,7 +223,7 @@ def _settled(frame: pl.DataFrame, last_submit: datetime, since: datetime | None)
         frame = frame.filter(pl.col("submit_time") <= last_submit)
     frame = settle_attempts(frame).sort("submit_time", "job_id")
     frame = count_restarts(frame, since)
-    return frame.select(pl.col(name).cast(dtype) for name, dtype in jobs_schema().items()), warnings
+    return frame.select(_possible(name).cast(dtype) for name, dtype in jobs_schema().items()), warnings
 
 
 def settle_attempts(jobs: pl.DataFrame) -> pl.DataFrame:
@@ -292,6 +293,16 @@ def count_restarts(jobs: pl.DataFrame, since: datetime | None = None) -> pl.Data
     counted = pl.when(whole | (pl.col("_counted") > 0)).then("_counted")
     restarts = by_job.select("_at", pl.max_horizontal("restarts", counted).alias("restarts")).sort("_at")["restarts"]
     return jobs.with_columns(restarts.cast(pl.Int32))
+
+
+def _possible(name: str) -> pl.Expr:
+    """A count, or null where there cannot be so many."""
+    high = COLUMNS[name].high
+    return pl.col(name) if high is None else pl.when(pl.col(name).is_between(0, high)).then(pl.col(name)).alias(name)
+
+
+def _sane(mib: pl.Expr) -> pl.Expr:
+    return pl.when(mib.is_between(0, _MOST_MIB)).then(mib)
 
 
 def _expanded(lists: pl.Series) -> pl.Series:
