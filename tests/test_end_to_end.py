@@ -84,6 +84,7 @@ inventory = "{self.folder}/sim/inventory.csv"
 tick_s = {TICK_S}
 exporter_interval_s = {TICK_S}
 jobs_period_s = 5
+slurm_rpcs_per_minute = 120
 [hints]
 plan_lease_s = {LEASE_S}
 consumer_period_s = 5

@@ -225,8 +225,8 @@ def build_slurm(name: str, cluster: Cluster, state: Path) -> SlurmSource:
 
 
 def slurm_budget(name: str, cluster: Cluster, state: Path) -> Budget:
-    """The budget that all processes which read this cluster share."""
-    return Budget(name, state / "slurm" / name, cluster.slurm_rpcs_per_minute, cluster.slurm_timeout_s)
+    """The budget that all processes which read this cluster share; a question waits its turn for two time-outs."""
+    return Budget(name, state / "slurm" / name, cluster.slurm_rpcs_per_minute, 2 * cluster.slurm_timeout_s)
 
 
 def _laid_over(known: pl.DataFrame, queue: pl.DataFrame) -> pl.DataFrame:
