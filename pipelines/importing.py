@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 
+from features.metrics import DEFAULT, MetricTable
 from features.vocabulary import TABLES
 from pipelines.imports import ImportingError, Task, reader_of
 from pipelines.imports.report import Report
@@ -65,6 +66,7 @@ def import_files(
     at: datetime | None = None,
     zone: str = "UTC",
     node: str = "",
+    vocabulary: MetricTable = DEFAULT,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Report:
     """Read files of one kind and deliver their rows.
@@ -79,6 +81,7 @@ def import_files(
         at: Time of scrapes whose names and lines tell none.
         zone: Time zone of times that are written without one.
         node: Node of exporter pages whose labels do not name it.
+        vocabulary: Metrics of exporters, a user's own mappings among them.
         progress: Called with the bytes read since the last call.
 
     Returns:
@@ -91,7 +94,16 @@ def import_files(
     """
     report = Report(path.name, kind, cluster)
     task = Task(
-        kind, files_of(kind, path), cluster, now or datetime.now(UTC), report, at, ZoneInfo(zone), node, progress
+        kind,
+        files_of(kind, path),
+        cluster,
+        now or datetime.now(UTC),
+        report,
+        at,
+        ZoneInfo(zone),
+        node,
+        vocabulary,
+        progress,
     )
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=scratch) as folder:

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 
+from features.metrics import DEFAULT, MetricTable
 from pipelines.imports.report import Report
 
 KINDS = ("sacct", "swf", "exposition", "prometheus-json", "jobs", "telemetry")
@@ -40,6 +41,7 @@ class Task:
         at: Time of a scrape whose file name and lines tell none.
         zone: Time zone of times that are written without one.
         node: Node of exporter pages whose labels do not name it.
+        vocabulary: Metrics of exporters, a user's own mappings among them.
         progress: Called with the bytes of the files that were read since the last call.
     """
 
@@ -51,6 +53,7 @@ class Task:
     at: datetime | None = None
     zone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
     node: str = ""
+    vocabulary: MetricTable = DEFAULT
     progress: Callable[[int], None] = lambda _: None
 
 

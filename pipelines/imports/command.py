@@ -45,26 +45,29 @@ def import_from(
     Raises:
         ImportingError: The files cannot be read at all.
         SettingsError: The settings are wrong or do not know the cluster.
+        MetricError: One of the cluster's own mappings of metrics makes no sense.
         StoreError: The store cannot be opened or written.
     """
+    from features.metrics import DEFAULT
     from pipelines.compose import open_store
     from pipelines.importing import files_of, import_files
     from pipelines.imports.targets import ParquetTarget, StoreTarget
 
     files = files_of(kind, path)
+    vocabulary = DEFAULT
     with contextlib.ExitStack() as stack:
         if out is not None:
             target: Any = ParquetTarget(out)
             scratch = out.parent
         else:
             told = settings()
-            told.cluster(cluster)
+            vocabulary = told.cluster(cluster).metric_table()
             target = StoreTarget(stack.enter_context(open_store(told)), cluster, path.name)
             scratch = told.state
         stack.callback(target.close)
         progress = stack.enter_context(_progress(sum(file.stat().st_size for file in files), path.name))
         report: Report = import_files(
-            kind, path, cluster, target, scratch, at=at, zone=zone, node=node, progress=progress
+            kind, path, cluster, target, scratch, at=at, zone=zone, node=node, vocabulary=vocabulary, progress=progress
         )
     click.echo(report.text())
     return report.rows > 0

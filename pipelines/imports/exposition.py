@@ -48,7 +48,7 @@ def read_exposition(task: Task) -> Iterator[Piece]:
     Yields:
         `raw_gpu_samples`, `core_node_samples` and what else the metrics feed.
     """
-    index = Index()
+    index = Index(task.vocabulary)
     timed = [(time_of_name(path.name, task.zone), path) for path in task.files]
     # By time: counters are differentiated from scrape to scrape. Without one, by name.
     timed.sort(key=lambda item: (item[0] is None, item[0] or task.now, item[1].name))

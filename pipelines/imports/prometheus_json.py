@@ -57,7 +57,7 @@ def read_answers(task: Task) -> Iterator[Piece]:
         `raw_gpu_samples`, `core_node_samples` and what else the metrics feed.
     """
     task.report.what = "series"
-    index = Index()
+    index = Index(task.vocabulary)
     scrape_jobs: set[str] = set()
     for path in task.files:
         body = _body(path, task)
