@@ -316,6 +316,25 @@ def test_case_51_raw_ids_are_not_needed_and_cut_columns_do_no_harm() -> None:
     assert one(State="COMPLETING", Start=str(T0), End=str(T0 + 9))["state"] == "RUNNING"
 
 
+def test_fields_that_squeue_does_not_know_are_left_out(tmp_path: Path) -> None:
+    script = f"""echo "$@" >>{tmp_path}/asked
+for field in PriorityLong exit_code; do
+  case "$*" in *$field*) echo "squeue: error: Invalid job format specification: $field" >&2; exit 1;; esac
+done
+echo "$@" | grep -o '[a-zA-Z-]*:.' | sed "s/^JobID:/8/; s/^SubmitTime:/{T0}/; s/^State:/PENDING/; s/^[a-zA-Z-]*://" \
+  | tr -d '\n'
+"""
+    source = SlurmSource("a", fake(tmp_path, squeue=script, scontrol="true"))
+    for _ in range(2):
+        live = source.live()
+        assert live.jobs.select("job_id", "submit_time", "state").rows() == [("8", moment(0), "PENDING")]
+    assert live.states.is_empty()
+    assert len((tmp_path / "asked").read_text().split("--all")) - 1 == 4  # refused twice, then known
+    broken = fake(tmp_path, squeue='echo "squeue: error: Invalid job format specification: JobID" >&2; exit 1')
+    with pytest.raises(SourceError, match="specification: JobID"):
+        SlurmSource("a", broken).live()
+
+
 # --- what belongs to these cases in other parts of the reader -------------------------------------------------------
 
 LOG = """[2026-11-30T07:41:28.661+00:00] preempted JobId=16 has been requeued to reclaim resources for JobId=17

@@ -225,6 +225,10 @@ def test_rest_gives_what_the_commands_give(scene: Scene) -> None:
         assert_frame_equal(told.states.drop("observed_at"), asked.states.drop("observed_at"))
         places = ("observed_at", "rack", "pod")  # no topology there
         assert_frame_equal(told.nodes.drop(places), asked.nodes.drop(places))
+        found = {name: (ok, text) for name, ok, text in source.check()}
+        assert all(ok for ok, _ in found.values()), found
+        assert found["reachable"][1] == "slurmrestd v0.0.38, 4 nodes"
+        assert source.commands.calls == 0
     with pytest.raises(SourceError, match=r"refused user 'nobody' \(401\).*scontrol token"):
         build(slurm, slurm_rest_url=slurm.rest_url, slurm_rest_user="nobody").live()
 

@@ -142,15 +142,16 @@ class SlurmSource:
 
     def check(self) -> list[Finding]:
         """Commands, controller, accounting, GPUs, clocks, log."""
+        text, asked_at, settings = "", datetime.now(UTC), None
         try:
-            text, asked_at = self.commands.ask("scontrol", "show", "config")
+            if isinstance(self.reader, CommandReader):
+                text, asked_at = self.commands.ask("scontrol", "show", "config")
+                settings = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", text, re.MULTILINE))
             nodes = self.reader.nodes()
+            about = f"Slurm {settings.get('SLURM_VERSION', '?')}" if settings else self.reader.about()
         except SourceError as error:
             return [("reachable", False, str(error))]
-        settings = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", text, re.MULTILINE))
-        findings: list[Finding] = [
-            ("reachable", True, f"Slurm {settings.get('SLURM_VERSION', '?')}, {len(nodes)} nodes")
-        ]
+        findings: list[Finding] = [("reachable", True, f"{about}, {len(nodes)} nodes")]
         stamp = re.search(r"as of (\d+)", text)
         if stamp:
             skew = abs(asked_at.timestamp() - int(stamp[1]))
@@ -170,8 +171,8 @@ class SlurmSource:
                 findings.append(("preemptions", False, str(error)))
         return findings
 
-    def _accounting(self, settings: dict[str, str]) -> Iterable[Finding]:
-        if not settings.get("AccountingStorageType", "").endswith("slurmdbd"):
+    def _accounting(self, settings: dict[str, str] | None) -> Iterable[Finding]:
+        if settings is not None and not settings.get("AccountingStorageType", "").endswith("slurmdbd"):
             told = f"job history comes from {self._jobcomp}" if self._jobcomp else "set jobs_path to the jobcomp file"
             yield ("accounting", bool(self._jobcomp), f"accounting is off: {told}")
             return
@@ -182,6 +183,8 @@ class SlurmSource:
             yield ("accounting", False, f"{error}: has this user the right to see all jobs?")
             return
         yield ("accounting", True, f"{len(jobs)} jobs within a day")
+        if settings is None:  # slurmrestd does not tell
+            return
         counted = "gres/gpu" in settings.get("AccountingStorageTRES", "")
         advice = (
             "GPUs are counted" if counted else "add gres/gpu to AccountingStorageTRES: jobs show no GPUs without it"

@@ -6,6 +6,7 @@ Here belong the questions and which fields they ask for; programs are run by `sl
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -36,7 +37,7 @@ _QUEUE_FIELDS = {
     "NumCPUs": "NCPUS", "tres-alloc": "AllocTRES", "tres-per-node": "TresPerNode", "tres-per-job": "TresPerJob",
     "TimeLimit": "Timelimit", "NodeList": "NodeList", "Reason": "Reason", "Name": "JobName",
 }  # fmt: skip
-_AT = {name: place for place, name in enumerate(_QUEUE_FIELDS.values())}
+_REFUSED = re.compile(r"Invalid job format specification: ([\w-]+)")
 _LONGEST_RANGE = timedelta(days=7)  # slurmdbd may refuse wide ranges
 _SHORTEST_RANGE = timedelta(hours=1)
 _TOO_WIDE = "too wide of a date range"
@@ -48,6 +49,10 @@ class Reader(Protocol):
     """Asks a Slurm, in whatever way."""
 
     warnings: list[str]
+
+    def about(self) -> str:
+        """What answers, in a word or two."""
+        ...
 
     def history(self, start: datetime, end: datetime) -> pl.DataFrame:
         """Columns of `raw_jobs`: what the accounting knows of [start, end), every attempt."""
@@ -74,9 +79,18 @@ class CommandReader:
         self.name, self.commands = name, commands
         self.warnings: list[str] = []
         self._longest = _LONGEST_RANGE
+        self._fields = dict(_QUEUE_FIELDS)
         self._topology: dict[str, tuple[str, str]] = {}
         self._places = topology_places("")
         self._topology_at = -_TOPOLOGY_S
+
+    def about(self) -> str:
+        """Release of the commands.
+
+        Raises:
+            SourceError: They are not there.
+        """
+        return "Slurm {}.{:02d}".format(*self.commands.version())
 
     def history(self, start: datetime, end: datetime) -> pl.DataFrame:
         """What sacct tells of [start, end), every attempt; asked in pieces where the database refuses wide ranges.
@@ -122,19 +136,33 @@ class CommandReader:
         Raises:
             SourceError: squeue failed or its answer is not whole.
         """
-        ends = dict.fromkeys(_QUEUE_FIELDS, _FIELD) | {"Name": _RECORD}
-        # One question for all purposes, so that its answer can be shared.
-        text, at = self.commands.ask(
-            "squeue", "--all", "--noheader", "--noconvert", "--states=all", "--Format",
-            ",".join(f"{k}:{end}" for k, end in ends.items()),
-        )  # fmt: skip
+        text, at = self._asked_queue()
         rows = [record.removeprefix("\n").split(_FIELD) for record in text.split(_RECORD)]
-        whole = [row for row in rows if len(row) == len(_QUEUE_FIELDS)]
+        whole = [row for row in rows if len(row) == len(self._fields)]
         if len(whole) < sum(len(row) > 1 for row in rows):
             raise SourceError(f"{self.name}: squeue gave fields of another number than were asked for: {rows[0][:3]}")
-        jobs, warnings = jobs_frame(list(_QUEUE_FIELDS.values()), whole, self.name, at)
+        jobs, warnings = jobs_frame(list(self._fields.values()), whole, self.name, at)
         self.warnings += warnings
-        return with_priorities(jobs, [(row[_AT["JobIDRaw"]], row[_AT["Priority"]]) for row in whole])
+        names = list(self._fields.values())
+        ids = [row[names.index("JobIDRaw")] for row in whole]
+        priorities = [row[names.index("Priority")] for row in whole] if "Priority" in names else [""] * len(ids)
+        return with_priorities(jobs, zip(ids, priorities, strict=True))
+
+    def _asked_queue(self) -> tuple[str, datetime]:
+        """Squeue's text and when it was asked; fields that this release does not know are left out from then on."""
+        while True:
+            ends = dict.fromkeys(self._fields, _FIELD) | {"Name": _RECORD}
+            try:
+                # One question for all purposes, so that its answer can be shared.
+                return self.commands.ask(
+                    "squeue", "--all", "--noheader", "--noconvert", "--states=all", "--Format",
+                    ",".join(f"{k}:{end}" for k, end in ends.items()),
+                )  # fmt: skip
+            except SourceError as error:
+                refused = _REFUSED.search(str(error))
+                if refused is None or refused[1] not in self._fields or refused[1] in ("JobID", "Name"):
+                    raise
+                self._fields.pop(refused[1])
 
     def nodes(self) -> pl.DataFrame:
         """Columns of `NODES_SCHEMA`, and the NVLink domain; the topology is asked for now and then.

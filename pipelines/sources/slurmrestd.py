@@ -103,6 +103,14 @@ class RestReader:
             self.warnings.append(f"{self.name}: slurmrestd speaks {_text(self._version)} at least: not tried yet")
         return self._version
 
+    def about(self) -> str:
+        """The schema that is spoken.
+
+        Raises:
+            SourceError: As for `version`.
+        """
+        return f"slurmrestd {_text(self.version())}"
+
     def history(self, start: datetime, end: datetime) -> pl.DataFrame:
         """Columns of `raw_jobs`: what the accounting knows of [start, end), every attempt.
 
