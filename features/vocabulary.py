@@ -300,6 +300,7 @@ GPU_HEALTH = (
     "board_limit_violation_s_total", "sync_boost_violation_s_total", "low_util_violation_s_total", "xid_events",
     "recovery_action",
 )  # fmt: skip
+BOARD_FACTS = ("slot", "gpu_model", "driver_version", "vbios_version", "serial_number")
 LINK_KEYS = ("ts", "cluster", "node", "gpu_uuid", "link")
 LINK_QUANTITIES = ("link_tx_bytes_per_s", "link_rx_bytes_per_s", "link_error_total", "is_link_up")
 PORT_KEYS = ("ts", "cluster", "node", "device", "port")
@@ -319,7 +320,8 @@ _TABLES: tuple[Table, ...] = (
     Table(
         "raw_gpu_samples", "A GPU at one time, as its exporter gave it, before any cleaning",
         (*GPU_KEYS, "mig_instance", "mig_profile", *GPU_QUANTITIES),
-        ("cluster", "node", "gpu_uuid", "mig_instance", "ts"), "ts", ("gpu_uuid", "ts"), "raw_days", ("mig_instance",),
+        ("cluster", "node", "gpu_uuid", "mig_instance", "job_id", "ts"), "ts", ("gpu_uuid", "ts"), "raw_days",
+        ("mig_instance", "job_id"),
     ),
     Table(
         "core_gpu_samples", "A GPU at one time: cleaned, keyed, deduplicated",
@@ -370,6 +372,11 @@ _TABLES: tuple[Table, ...] = (
         ("observed_at", "cluster", "node", "rack", "pod", "power_domain", "nvlink_domain", "gpu_model", "gpus",
          "driver_version", "state", "reason"),
         ("cluster", "node"), "observed_at", ("node",), "history_days",
+    ),
+    Table(
+        "core_boards", "Slot, model and versions of a GPU, as its exporter's labels tell, whenever one of them changed",
+        ("ts", "cluster", "node", "gpu_uuid", "slot", "gpu_model", "driver_version", "vbios_version", "serial_number"),
+        ("cluster", "node", "gpu_uuid", "ts"), "ts", ("node", "gpu_uuid", "ts"), "history_days",
     ),
     Table(
         "core_slots", "Which board sat in which slot of a node, and when",

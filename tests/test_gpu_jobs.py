@@ -322,8 +322,10 @@ def test_labels_of_samples_make_intervals_and_only_changes_are_written(store: St
     early = samples(2, T0, 1200, whole | {("n2", 0): "40"})
     late = samples(2, at(1200), 1200, {("n1", g): "8" for g in range(4)})
     shared = (pl.col("node") == "n2") & (pl.col("gpu_index") == 0)
-    raw = pl.concat([early, late])
-    core = raw.with_columns(pl.when(~shared).then("job_id").alias("job_id"))
+    copies = early.filter(shared).with_columns(pl.lit("41").alias("job_id"))
+    core = pl.concat([early, late])
+    raw = pl.concat([core, copies])  # the exporter gave a copy of the series for each of two jobs
+    core = core.with_columns(pl.when(~shared).then("job_id").alias("job_id"))
     core = core.with_columns(  # n1:5 was attributed, its exporter gave no label
         pl.when((pl.col("node") == "n1") & (pl.col("gpu_index") == 5) & (pl.col("ts") >= at(1200)))
         .then(pl.lit("9")).otherwise("job_id").alias("job_id")
@@ -353,11 +355,12 @@ def test_labels_of_samples_make_intervals_and_only_changes_are_written(store: St
     before = store.snapshot()
     store.transact(lambda w: w.set_mark("alpha", TELEMETRY_MARK, at(2400)))
     done = derive_gpu_jobs(store, "alpha", ingest)
-    assert (done.rows, done.until) == (1, at(2400)), "the label of n2:0 is away for longer than the gap by now"
+    assert (done.rows, done.until) == (2, at(2400)), "the labels of n2:0 are away for longer than the gap by now"
     assert store.snapshot() > before
-    assert [(r["source"], r["is_shared"], r["end_time"]) for r in intervals(store, "40")] == [
-        ("exporter", True, at(1200))
-    ]
+    for job in ("40", "41"):
+        assert [(r["source"], r["is_shared"], r["end_time"]) for r in intervals(store, job)] == [
+            ("exporter", True, at(1200))
+        ]
     assert [r["gpu_index"] for r in intervals(store, "8")] == [0, 1, 2, 3]
     assert [(r["source"], r["start_time"]) for r in intervals(store, "9")] == [("samples", at(1200))]
 
