@@ -34,6 +34,8 @@ _MAX_HEAD_BYTES = 64 * 1024
 _DRAINED = 16  # times the largest body
 _STOP_S = 5.0
 _RETRY_AFTER_S = 5
+# A thread of the server outlives it by a moment; if the interpreter ended meanwhile, it would abort the process.
+_SETTLE_S = 0.3
 
 Submit = Callable[[str, bytes], Future[tuple[int, str]]]
 
@@ -245,6 +247,7 @@ class Receiver:
         done, _ = await asyncio.wait({serving}, timeout=_STOP_S)
         if done:
             serving.result()
+            await asyncio.sleep(_SETTLE_S)
             return
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # what is cut has nothing more to say
         serving.cancel()
