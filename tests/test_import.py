@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from polars.testing import assert_frame_equal
 
+from features.metrics import DEFAULT
 from features.vocabulary import JOB_COLUMNS, TABLES, schema
 from pipelines.importing import import_files
 from pipelines.imports import ImportingError
@@ -243,6 +244,14 @@ def test_folder_of_scrapes(tmp_path: Path) -> None:
     assert sum(tally.count for (column, _), tally in report.nulled.items() if column == "gpu_power_w") == 3
     assert (report.seen["GPUs"], report.seen["nodes"]) == (2, 1)
     assert any("every 15 s" in text for text in report.notes)
+
+
+def test_metrics_of_the_user(tmp_path: Path) -> None:
+    own = {"my_board_heat": {"column": "gpu_temp_c", "scale": 0.1}}
+    path = write(tmp_path / f"{EPOCH}.prom", 'my_board_heat{UUID="GPU-1",Hostname="n1"} 420')
+    assert run("exposition", path, tmp_path)[0].rows == 0
+    _, frame = run("exposition", path, tmp_path, vocabulary=DEFAULT.overridden(own))
+    assert frame.select("gpu_uuid", "gpu_temp_c").rows() == [("GPU-1", 42.0)]
 
 
 def test_scrape_without_a_time(tmp_path: Path) -> None:

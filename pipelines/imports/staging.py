@@ -66,6 +66,7 @@ class Staging:
             },
         )
         self._db.execute("SET TimeZone='UTC'")
+        self._db.execute("SET enable_progress_bar=false")  # stdout is the report's
 
     def add(self, piece: dict[str, pl.DataFrame]) -> None:
         """Put the frames of a piece down; they may lack columns of their tables.
