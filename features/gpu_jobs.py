@@ -64,8 +64,12 @@ def sightings(
         pl.col("ts").alias("start_time"),
         (last + timedelta(seconds=step_s)).alias("end_time"),
         pl.lit(_MASKS[_known(source)], dtype=pl.Int32).alias("source"),
-    ).sort(*_GPU, "job_id", "ts", "gpu_index")
-    runs = _coalesced(_cast(spans), [*_GPU, "job_id"], timedelta(seconds=gap_s))
+    )
+    runs = _coalesced(
+        _coded(_cast(spans)).sort(*_GPU, "job_id", "start_time", "gpu_index"),
+        [*_GPU, "job_id"],
+        timedelta(seconds=gap_s),
+    )
     if until is not None:
         is_open = pl.col("end_time") + timedelta(seconds=gap_s) >= until
         runs = runs.with_columns(pl.when(~is_open).then("end_time").alias("end_time"))
@@ -102,9 +106,8 @@ def merge(evidence: pl.DataFrame, jobs: pl.DataFrame, *, gap_s: float = 0.0) -> 
             pl.col("is_shared").fill_null(False),
         )
     )
-    spans = _within_jobs(spans, jobs).sort(
-        *_GPU, "job_id", "source", "start_time", "end_time", "gpu_index", "is_shared"
-    )
+    spans = _coded(_within_jobs(spans, jobs))
+    spans = spans.sort(*_GPU, "job_id", "source", "start_time", "end_time", "gpu_index", "is_shared")
     spans = _coalesced(spans, [*_GPU, "job_id", "source"], timedelta(seconds=gap_s)).sort(*_GPU, "start_time", "job_id")
     # Only GPUs on which different jobs overlap need the sweep.
     reached = pl.col("end_time").cum_max().shift(1).over(_GPU)
@@ -166,6 +169,11 @@ def _cast(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.select(pl.col(name).cast(dtype) for name, dtype in types.items())
 
 
+def _coded(spans: pl.DataFrame) -> pl.DataFrame:
+    """Names as numbers in the order of the alphabet: sorting and grouping them is far quicker."""
+    return spans.with_columns(pl.col(name).cast(pl.Enum(spans[name].unique().sort())) for name in (*_GPU, "job_id"))
+
+
 def _named(spans: pl.DataFrame) -> pl.DataFrame:
     names = {mask: name for name, mask in _MASKS.items()}
     return spans.with_columns(
@@ -190,19 +198,23 @@ def _coalesced(spans: pl.DataFrame, by: list[str], gap: timedelta) -> pl.DataFra
     """Spans of one owner that touch, overlap or lie within `gap` become one; sorted by owner and start already."""
     if spans.is_empty():
         return spans
-    reached = pl.col("end_time").cum_max().shift(1).over(by)
+    names = spans.columns
+    owner = pl.any_horizontal(pl.col(name) != pl.col(name).shift(1) for name in by).fill_null(True).cum_sum()
+    spans = spans.with_columns(owner.alias("_owner"))
+    reached = pl.col("end_time").cum_max().shift(1).over("_owner")
     begins = (pl.col("start_time") > reached + gap).fill_null(True)
-    return (
-        spans.with_columns(begins.cum_sum().over(by).alias("_run"))
-        .group_by([*by, "_run"], maintain_order=True)
-        .agg(
-            pl.col("gpu_index").drop_nulls().last(),
-            pl.col("start_time").min(),
-            pl.col("end_time").max(),
-            *([] if "source" in by else [pl.col("source").bitwise_or()]),
-            pl.col("is_shared").any(),
-        )
-        .select(spans.columns)
+    return _joined(spans.with_columns(begins.cum_sum().alias("_run")), by).select(names)
+
+
+def _joined(spans: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """Spans of one `_run` as one; runs of `by` follow each other."""
+    return spans.group_by("_run", maintain_order=True).agg(
+        *(pl.col(name).first() for name in by),
+        pl.col("gpu_index").drop_nulls().last(),
+        pl.col("start_time").min(),
+        pl.col("end_time").max(),
+        *([] if "source" in by else [pl.col("source").bitwise_or()]),
+        pl.col("is_shared").any(),
     )
 
 
@@ -212,18 +224,8 @@ def _bridged(spans: pl.DataFrame, gap: timedelta) -> pl.DataFrame:
     reached = pl.col("end_time").cum_max().shift(1).over(_GPU)
     same = (pl.col("job_id") == pl.col("job_id").shift(1).over(_GPU)) & (before == reached)
     joined = (same & (pl.col("start_time") <= before + gap)).fill_null(False)
-    runs = spans.with_columns((~joined).cum_sum().over(_GPU).alias("_run"))
-    return (
-        runs.group_by([*_GPU, "job_id", "_run"], maintain_order=True)
-        .agg(
-            pl.col("gpu_index").drop_nulls().last(),
-            pl.col("start_time").min(),
-            pl.col("end_time").max(),
-            pl.col("source").bitwise_or(),
-            pl.col("is_shared").any(),
-        )
-        .select(spans.columns)
-    )
+    runs = spans.with_columns((~joined).cum_sum().alias("_run"))
+    return _joined(runs, [*_GPU, "job_id"]).select(spans.columns)
 
 
 def _winners(claims: pl.DataFrame) -> Iterator[tuple]:
