@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Protocol
 
 import polars as pl
 
@@ -90,6 +91,33 @@ def ingest_slurm_gpus(store: Store, commands: Runs, cluster: str, now: datetime)
     except SourceError as error:
         return GpuJobsIngested(cluster, error=str(error))
     report = ingest_held(store, held, cluster, now, source="slurm")
+    report.warnings += warnings
+    return report
+
+
+class HoldsPods(Protocol):
+    """A source that knows which pod holds which GPU, as `kubernetes.KubernetesSource`."""
+
+    def held_gpus(self) -> tuple[pl.DataFrame, list[str]]: ...
+
+
+def ingest_pod_gpus(store: Store, source: HoldsPods, cluster: str, now: datetime) -> GpuJobsIngested:
+    """Take in which GPUs the pods of a Kubernetes hold; three queries.
+
+    Args:
+        store: The store.
+        source: The cluster's jobs.
+        cluster: Name of the cluster.
+        now: Present time, UTC.
+
+    Raises:
+        StoreError: The store cannot be written.
+    """
+    try:
+        held, warnings = source.held_gpus()
+    except SourceError as error:
+        return GpuJobsIngested(cluster, error=str(error))
+    report = ingest_held(store, held, cluster, now, source="pod")
     report.warnings += warnings
     return report
 

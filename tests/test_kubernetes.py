@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.vocabulary import JOB_COLUMNS, JOB_EXTRAS, conform, schema
-from pipelines.gpu_jobs import ingest_held
+from pipelines.gpu_jobs import ingest_pod_gpus
 from pipelines.job_history import ingest_jobs
 from pipelines.sources import SourceError
 from pipelines.sources.kubernetes import KubernetesSource
@@ -232,7 +232,8 @@ def test_nodes_jobs_and_gpus_of_this_moment(
     ]  # fmt: skip
     assert warnings == ["1 pods of GPU series are not known to run, as ml/gone"]
     with Store.open(f"sqlite:{tmp_path}/catalogue.sqlite", str(tmp_path / "data")) as store:
-        assert ingest_held(store, held, "kube", now, source="pod").rows == 3
+        report = ingest_pod_gpus(store, source, "kube", now)
+        assert (report.error, report.rows, report.warnings) == (None, 3, warnings)
         stored = store.query("SELECT job_id, start_time, end_time, source FROM core_gpu_jobs WHERE gpu_uuid = 'GPU-0'")
         assert stored.rows() == [("ml/a", since, None, "pod")]
 
