@@ -213,7 +213,9 @@ def by_query(gpus: int) -> float | None:
                 lines += [f"{metric}{{{labels}}} {value} {at + k * 15:.3f}" for k in (-1, 0)]
         server = Prometheus(Path(name), history="\n".join(lines) + "\n")
         try:
-            source = PrometheusSource("bench", server.url, timeout_s=120)
+            source = PrometheusSource(
+                "bench", server.url, timeout_s=120, exporter_interval_s=300
+            )  # loading takes a while
             laps = []
             for _ in range(3):  # the first learns the series
                 began = time.perf_counter()
