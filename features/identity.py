@@ -62,6 +62,19 @@ class Identity(NamedTuple):
     port: str = ""
 
 
+# What labels tell of a board, in the order of `vocabulary.BOARD_FACTS`: slot, model, driver, VBIOS, serial number.
+BOARD_LABELS = (
+    ("pci_bus_id",), ("modelName", "model_name", "card_model", "card_series", "name"),
+    ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION", "driver_version"),
+    ("DCGM_FI_DEV_VBIOS_VERSION", "vbios_version"), ("DCGM_FI_DEV_SERIAL", "serial_number", "serial"),
+)  # fmt: skip
+
+
+def board_facts(labels: Mapping[str, str]) -> tuple[str | None, ...]:
+    """What the labels of a GPU's series tell of its board, as `BOARD_LABELS`; null where they do not."""
+    return tuple(_first(labels, names) or None for names in BOARD_LABELS)
+
+
 def _label(labels: Mapping[str, str], name: str) -> str:
     """A label as the exporter gave it: when Prometheus has one of that name of its own, it renames the exporter's."""
     return labels.get(_EXPORTED + name) or labels.get(name, "")

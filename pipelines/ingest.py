@@ -27,6 +27,7 @@ from features.vocabulary import TABLES, conform
 from pipelines.backfill import FINISHED, resume_from
 from pipelines.job_history import attribute_whole_nodes, running_jobs
 from pipelines.settings import IngestSettings
+from pipelines.slots import write_boards
 from pipelines.sources import Fetched, SourceError, TelemetrySource
 from pipelines.spans import DERIVED_MARKS, TELEMETRY_MARK, due_windows
 from pipelines.store import Store, Writer
@@ -205,6 +206,7 @@ def write_window(writer: Writer, window: Window, source: str, *, mark: datetime 
             else:
                 written = writer.replace_window(table, cluster, begin, end, part)
             counts[table] = counts.get(table, 0) + written
+    counts["core_boards"] = write_boards(writer, cluster, _of_cluster(window.fetched.boards, cluster))
     quality = _quality_rows(window, source, findings, is_empty=all(frame.is_empty() for frame in parts.values()))
     if not is_beaten and (mark is not None or not quality.is_empty()):
         writer.replace_window("core_data_quality", cluster, window.begin, window.end, quality)

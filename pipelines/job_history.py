@@ -12,7 +12,7 @@ from typing import Protocol
 
 import polars as pl
 
-from features.vocabulary import conform, schema
+from features.vocabulary import JOB_EXTRAS, conform, schema
 from pipelines.sources import JobSource, SourceError
 from pipelines.sources.inventory import complete_places, exporter_words
 from pipelines.sources.job_states import changed_states
@@ -156,6 +156,10 @@ def upsert_changed(writer: Writer, table: str, jobs: pl.DataFrame) -> int:
         f'SELECT * FROM {table} WHERE "cluster" = ? AND submit_time BETWEEN ? AND ?',
         [jobs["cluster"][0], jobs["submit_time"].min(), jobs["submit_time"].max()],
     )
+    # A later reading may know less: what only some answers tell stays as it was told.
+    jobs = jobs.join(known.select(*_KEY, *JOB_EXTRAS), on=_KEY, how="left", suffix="_known", maintain_order="left")
+    jobs = jobs.with_columns(pl.coalesce(name, f"{name}_known").alias(name) for name in JOB_EXTRAS)
+    jobs = jobs.drop(f"{name}_known" for name in JOB_EXTRAS)
     older = known.select(*_KEY, pl.col("observed_at").alias("known_at"))
     fresh = (
         jobs.join(older, on=_KEY, how="left", maintain_order="left")
@@ -202,6 +206,8 @@ def _ingest_nodes(store: Store, nodes: pl.DataFrame, cluster: str, now: datetime
     """
     boards = store.query('SELECT * FROM core_slots WHERE "cluster" = ? AND end_time IS NULL', [cluster])
     nodes = complete_places(nodes, exporter_words(boards))
+    slots = store.query('SELECT * FROM core_slots WHERE "cluster" = ? AND end_time IS NULL', [cluster])
+    nodes = complete_places(nodes, exporter_words(slots).drop("gpus")).select(nodes.columns)
     nodes = conform(
         nodes.with_columns(pl.lit(cluster).alias("cluster"), pl.lit(now).alias("observed_at")), "core_nodes"
     )

@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TypeVar
 
 from pipelines.derive import Derived, derive_hours, derive_minutes
 from pipelines.faults import derive_faults
-from pipelines.gpu_jobs import derive_gpu_jobs, ingest_slurm_gpus
+from pipelines.gpu_jobs import derive_gpu_jobs
 from pipelines.ingest import Ingested, ingest_telemetry
 from pipelines.job_history import JobsIngested, ingest_jobs
 from pipelines.labels import derive_labels
-from pipelines.policy import ingest_policy
 from pipelines.publish import Published, load_journal, publish_jobs, publish_node_risks
 from pipelines.retrain import TASKS, Retrained, retrain_task
+from pipelines.scheduler import SchedulerIngested, ingest_scheduler
 from pipelines.settings import Settings
 from pipelines.slots import derive_slots
 from pipelines.sources import SourceError, build_jobs, build_telemetry
@@ -38,18 +38,6 @@ class DerivedReport:
     table: str
     rows: int = 0
     until: datetime | None = None
-    error: str | None = None
-
-
-@dataclass
-class SchedulerIngested:
-    """What else a scheduler told of one cluster: its policy, and who holds which GPU."""
-
-    cluster: str
-    reservation_rows: int = 0
-    policy_rows: int = 0
-    gpu_job_rows: int = 0
-    warnings: list[str] = field(default_factory=list)
     error: str | None = None
 
 
@@ -80,7 +68,6 @@ DERIVE: dict[str, Callable[..., Derived]] = {
     "core_slots": derive_slots,
     "core_gpu_jobs": derive_gpu_jobs,
 }
-_POLICY_PERIOD = timedelta(minutes=10)
 
 
 def ingest_jobs_of(
@@ -96,29 +83,13 @@ def ingest_jobs_of(
 
 
 def ingest_scheduler_of(store: Store, settings: Settings, cluster: str, now: datetime) -> SchedulerIngested:
-    """Reservations, limits, and the GPUs that jobs hold, of one cluster; nothing where its scheduler tells none."""
-    report = SchedulerIngested(cluster)
+    """Reservations, limits, queues, and the GPUs that jobs hold, of one cluster."""
+    about = settings.cluster(cluster)
     try:
-        source = build_jobs(cluster, settings.cluster(cluster), settings.state)
+        source = build_jobs(cluster, about, settings.state)
     except SourceError as error:
-        report.error = str(error)
-        return report
-    commands = getattr(source, "commands", None)
-    if commands is None:
-        return report
-    mark = store.mark(cluster, "policy")
-    if mark is None or now - mark >= _POLICY_PERIOD:
-        policy = ingest_policy(store, commands, cluster, now)
-        report.reservation_rows, report.policy_rows = policy.reservation_rows, policy.policy_rows
-        report.warnings += policy.warnings
-        report.error = policy.error
-        if policy.error is None:
-            store.transact(lambda w: w.set_mark(cluster, "policy", now), purpose="ingest of policy")
-    gpus = ingest_slurm_gpus(store, commands, cluster, now)
-    report.gpu_job_rows = gpus.rows
-    report.warnings += gpus.warnings
-    report.error = report.error or gpus.error
-    return report
+        return SchedulerIngested(cluster, error=str(error))
+    return ingest_scheduler(store, source, cluster, about.prometheus_matcher, now)
 
 
 def ingest_telemetry_of(

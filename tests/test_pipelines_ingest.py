@@ -6,7 +6,14 @@ import pytest
 from pipelines.derive import derive_hours, derive_minutes
 from pipelines.faults import derive_faults
 from pipelines.ingest import ingest_telemetry
-from pipelines.job_history import attribute_whole_nodes, consistent_jobs, ingest_jobs, read_jobs, read_live
+from pipelines.job_history import (
+    attribute_whole_nodes,
+    consistent_jobs,
+    ingest_jobs,
+    read_jobs,
+    read_live,
+    upsert_changed,
+)
 from pipelines.labels import derive_labels, node_batches
 from pipelines.sources import LiveJobs
 from pipelines.spans import due_windows
@@ -324,3 +331,12 @@ def test_large_clusters_are_labelled_in_batches_that_cut_no_job(store):
     ingest_jobs(store, Queue(job(1, 0, 10, state="RUNNING", nodes=NODES, gpus=4)), "alpha", START + seconds(400))
     assert node_batches(store, "alpha", *span, PER_WINDOW // 2) == [["n1", "n2"]]
     assert node_batches(store, "alpha", START + seconds(900), START + seconds(950), 10) == []
+
+
+def test_what_an_earlier_answer_told_of_a_job_is_not_forgotten(store):
+    told = jobs_frame([job(7, 0, 10, 60)]).with_columns(exit_code=pl.lit("0:9"), preempted_by=pl.lit("8"))
+    later = jobs_frame([job(7, 0, 10, 61, seen_s=90)])
+    store.transact(lambda w: upsert_changed(w, "core_jobs", told))
+    assert store.transact(lambda w: upsert_changed(w, "core_jobs", later)) == 1
+    row = store.query("SELECT * FROM core_jobs").row(0, named=True)
+    assert (row["end_time"], row["exit_code"], row["preempted_by"]) == (START + seconds(61), "0:9", "8")

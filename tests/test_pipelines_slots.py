@@ -3,7 +3,9 @@
 import polars as pl
 
 from pipelines.settings import IngestSettings
-from pipelines.slots import derive_slots
+from pipelines.slots import derive_slots, write_boards
+from pipelines.sources.exposition import parse_page
+from pipelines.sources.series import Index
 from pipelines.spans import TELEMETRY_MARK
 from pipelines.store import Store
 from tests.pipelines_world import START, samples, seconds
@@ -37,3 +39,35 @@ def test_boards_that_change_places_and_come_back(tmp_path):
         ]  # fmt: skip
         store.transact(lambda w: w.set_mark("a", "core_slots", START))
         assert derive_slots(store, "a", SETTINGS).rows == 0
+
+
+PAGE = (
+    'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="GPU-00",pci_bus_id="00000000:8D:00.0",modelName="NVIDIA H100 80GB HBM3",'
+    'Hostname="n1",DCGM_FI_DRIVER_VERSION="{driver}"}} 40\n'
+)
+
+
+def told(driver, at_s):
+    """What the labels of one scrape tell."""
+    index = Index()
+    parse_page(PAGE.format(driver=driver), index, "n1")
+    return index.boards(samples(START + seconds(at_s), START + seconds(at_s + 15)).with_columns(cluster=pl.lit("a")))
+
+
+def test_labels_tell_slot_model_and_driver_and_are_kept_when_they_change(tmp_path):
+    frame = samples(START, START + seconds(300)).with_columns(pl.lit("a").alias("cluster"))
+    with Store.open(f"sqlite:{tmp_path}/catalogue.sqlite", str(tmp_path / "data")) as store:
+        store.transact(lambda w: w.append("core_gpu_samples", frame))
+        store.transact(lambda w: w.set_mark("a", TELEMETRY_MARK, START + seconds(300)))
+        written = [
+            store.transact(lambda w, driver=driver, at_s=at_s: write_boards(w, "a", told(driver, at_s)))
+            for driver, at_s in (("550.54", 0), ("550.54", 60), ("570.10", 120), ("570.10", 180))
+        ]
+        assert written == [1, 0, 1, 0]
+        derive_slots(store, "a", SETTINGS)
+        rows = store.query("SELECT * FROM core_slots WHERE gpu_uuid = 'GPU-00' ORDER BY start_time")
+    assert rows["slot"].to_list() == ["00000000:8D:00.0"] * 2
+    assert rows["driver_version"].to_list() == ["550.54", "570.10"]
+    assert rows["gpu_model"].to_list() == ["NVIDIA H100 80GB HBM3"] * 2
+    assert rows["gpu_index"].to_list() == [0, 0]
+    assert rows["end_time"].to_list() == [START + seconds(120), None]

@@ -13,7 +13,7 @@ from pipelines.steps import ingest_jobs_of, ingest_scheduler_of, ingest_telemetr
 FRESH_S = 1800.0
 SAMPLE_TABLES = (
     "raw_gpu_samples", "core_gpu_samples", "core_node_samples", "core_gpu_health", "core_link_samples",
-    "raw_port_samples", "core_port_samples", "core_queue_samples",
+    "raw_port_samples", "core_port_samples", "core_queue_samples", "core_boards",
 )  # fmt: skip
 _RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS)
 
@@ -62,7 +62,7 @@ def ingest_scheduler(
     now = weatherglass.now()
     store = weatherglass.store()
     reports = [ingest_scheduler_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
-    shared = figures(reports, ["gpu_job_rows", "warnings", "error"])
+    shared = figures(reports, ["gpu_job_rows", "queue_rows", "warnings", "error"])
     for name, count in (("core_reservations", "reservation_rows"), ("core_policies", "policy_rows")):
         metadata = {**rows(sum(getattr(report, count) for report in reports)), **shared}
         yield dg.MaterializeResult(asset_key=name, metadata=metadata)
@@ -80,6 +80,7 @@ def ingest_scheduler(
         table_spec("raw_port_samples", "raw"),
         table_spec("core_port_samples", "core", deps=["raw_port_samples"]),
         table_spec("core_queue_samples", "core"),
+        table_spec("core_boards", "core"),
     ],
     check_specs=[dg.AssetCheckSpec(ANSWERS, asset="raw_gpu_samples", description="Every source of samples answered.")],
     retry_policy=_RETRY,

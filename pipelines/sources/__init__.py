@@ -64,6 +64,8 @@ class Fetched:
         link: Columns of `core_link_samples`.
         port: Columns of `raw_port_samples`: counters.
         queue: Columns of `core_queue_samples`.
+        boards: Columns of `core_boards`: what labels tell of the GPUs in `gpu`; the source may leave out what it has
+            told before.
         warnings: What was partial or odd, in words; nothing in here means that the answer is whole.
     """
 
@@ -74,6 +76,7 @@ class Fetched:
     link: pl.DataFrame = field(default_factory=lambda: empty_frame("core_link_samples"))
     port: pl.DataFrame = field(default_factory=lambda: empty_frame("raw_port_samples"))
     queue: pl.DataFrame = field(default_factory=lambda: empty_frame("core_queue_samples"))
+    boards: pl.DataFrame = field(default_factory=lambda: empty_frame("core_boards"))
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,11 @@ class TelemetrySource(Protocol):
     """Samples of GPUs and nodes."""
 
     name: str
-    watermark_lag_s: float  # samples of a moment may come in this much later
+
+    @property
+    def watermark_lag_s(self) -> float:
+        """Samples of a moment may come in this much later, s."""
+        ...
 
     def fetch(self, start: datetime, end: datetime) -> Fetched:
         """Samples with start ≤ ts < end.

@@ -91,13 +91,15 @@ class PrometheusSource:
         if lead:
             parts = [_since(part, start) for part in parts]
         gpus = [part.gpu for part in parts if len(part.gpu)]
+        gpu = gpu_frame(pl.concat(gpus, how="diagonal")) if gpus else gpu_frame()
         return Fetched(
-            gpu_frame(pl.concat(gpus, how="diagonal")) if gpus else gpu_frame(),
+            gpu,
             pl.concat([node_frame(), *(part.node for part in parts)]),
             warnings,
             pl.concat([empty_frame("core_gpu_health"), *(part.health for part in parts)]),
             pl.concat([empty_frame("core_link_samples"), *(part.link for part in parts)]),
             pl.concat([empty_frame("raw_port_samples"), *(part.port for part in parts)]),
+            boards=self._index.boards(gpu),
         )
 
     def latest(self) -> Fetched:

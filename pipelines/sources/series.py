@@ -11,9 +11,12 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
 from features import metrics
 from features.exporters.metric import FED
+from features.identity import board_facts
+from features.vocabulary import BOARD_FACTS, conform
 from pipelines.sources.rates import Counter
 
 UP = "up"
@@ -67,6 +70,7 @@ class Index:
         self.names = _names(table)
         self.entities: list[Entity] = []
         self.counters: dict[tuple[int, int], Counter] = {}
+        self._boards: dict[tuple[str, str], tuple[str | None, ...]] = {}
         self._ids: dict[Entity, int] = {}
         self._known: dict[object, tuple[int, int] | None] = {}
 
@@ -98,9 +102,29 @@ class Index:
                 origin = group if variant.entity in ("gpu", "node") else ""
                 entity = Entity(*identity[:4], origin, *identity[4:])
                 resolved = self.names.ids[variant.entity, variant.label], self._entity(entity)
+                if variant.entity == "gpu" and any(facts := board_facts(labels)):
+                    known = self._boards.get(identity[:2], facts)
+                    self._boards[identity[:2]] = tuple(map(_either, facts, known))
                 break
         self._known[key] = resolved
         return resolved
+
+    def boards(self, gpu: pl.DataFrame) -> pl.DataFrame:
+        """What labels tell of the boards in a frame.
+
+        Args:
+            gpu: Rows of `raw_gpu_samples`.
+
+        Returns:
+            Rows of `core_boards`, one a GPU of which something is known, at the time of its first row.
+        """
+        told = pl.DataFrame(
+            [(*board, *facts) for board, facts in self._boards.items()],
+            schema=dict.fromkeys(("node", "gpu_uuid", *BOARD_FACTS), pl.String),
+            orient="row",
+        )
+        first = gpu.group_by("cluster", "node", "gpu_uuid").agg(pl.col("ts").min())
+        return conform(first.join(told, on=["node", "gpu_uuid"]), "core_boards").sort("node", "gpu_uuid")
 
     def _entity(self, entity: Entity) -> int:
         number = self._ids.get(entity)
@@ -112,7 +136,11 @@ class Index:
     def prune(self, met: int) -> None:
         """After a read that met `met` series: forget everything when most of what is known is gone."""
         if len(self._known) > 1000 and len(self._known) > 3 * met:
-            self.entities, self._ids, self._known, self.counters = [], {}, {}, {}
+            self.entities, self._ids, self._known, self.counters, self._boards = [], {}, {}, {}, {}
+
+
+def _either(new: str | None, known: str | None) -> str | None:
+    return new or known
 
 
 class Samples(NamedTuple):
