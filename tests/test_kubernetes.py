@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.vocabulary import JOB_COLUMNS, JOB_EXTRAS, conform, schema
-from pipelines.gpu_jobs import ingest_pod_gpus
 from pipelines.job_history import ingest_jobs
+from pipelines.scheduler import ingest_scheduler
 from pipelines.sources import SourceError
 from pipelines.sources.kubernetes import KubernetesSource
 from pipelines.sources.kubernetes_jobs import Memory, jobs_of
@@ -232,8 +232,8 @@ def test_nodes_jobs_and_gpus_of_this_moment(
     ]  # fmt: skip
     assert warnings == ["1 pods of GPU series are not known to run, as ml/gone"]
     with Store.open(f"sqlite:{tmp_path}/catalogue.sqlite", str(tmp_path / "data")) as store:
-        report = ingest_pod_gpus(store, source, "kube", now)
-        assert (report.error, report.rows, report.warnings) == (None, 3, warnings)
+        report = ingest_scheduler(store, source, "kube", "", now)
+        assert (report.error, report.gpu_job_rows, report.warnings) == (None, 3, warnings)
         stored = store.query("SELECT job_id, start_time, end_time, source FROM core_gpu_jobs WHERE gpu_uuid = 'GPU-0'")
         assert stored.rows() == [("ml/a", since, None, "pod")]
 
@@ -302,6 +302,19 @@ def test_queues_of_volcano_and_kueue(prometheus: Callable[..., Prometheus]) -> N
         ("kueue", "cq", "preempted_jobs_total:InClusterQueue"): 7,
     }  # fmt: skip
     assert queue_samples(api, "kube", at(-60), at(-50)).is_empty()
+
+
+def test_queues_reach_the_store_once(prometheus: Callable[..., Prometheus], tmp_path: Path) -> None:
+    past = ksm.history((at(0), at(10), [("volcano_queue_share", {"queue_name": "train"}, 0.5)]))
+    source = KubernetesSource("kube", prometheus(history=past).url)
+    with Store.open(f"sqlite:{tmp_path}/catalogue.sqlite", str(tmp_path / "data")) as store:
+        written = [ingest_scheduler(store, source, "kube", "", at(minutes)).queue_rows for minutes in (6, 6, 9)]
+        rows = store.query("SELECT ts, value FROM core_queue_samples ORDER BY ts")
+    source.close()
+    assert written[0] == 6
+    assert written[1] <= 1
+    assert rows["ts"].n_unique() == len(rows) == 9
+    assert rows["value"].unique().to_list() == [0.5]
 
 
 # --- whatever comes -----------------------------------------------------------------------------------------------
