@@ -8,7 +8,7 @@ late. Jobs and nodes: `pipelines/job_history.py`; what is derived from samples: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -24,7 +24,7 @@ from features.cleaning import (
 )
 from features.cleaning_counters import health_minutes
 from features.vocabulary import TABLES, conform
-from pipelines.backfill import FINISHED, resume_from
+from pipelines.backfill import FINISHED, resume_from, windows_at_once
 from pipelines.job_history import attribute_whole_nodes, running_jobs
 from pipelines.settings import IngestSettings
 from pipelines.slots import write_boards
@@ -102,20 +102,20 @@ def ingest_telemetry(
     if since is not None and backfill:
         since = resume_from(store.mark(cluster, backfill), since)
     start, windows = due_windows(since if since is not None else mark, now, settings, source.watermark_lag_s)
-    if mark is None and not windows:
+    if mark is None:  # in a transaction of its own: the first window would be written twice otherwise
         store.transact(lambda w: w.set_mark(cluster, TELEMETRY_MARK, start))
     if since is not None:  # more than one run's worth may be due
         while more := due_windows(windows[-1][1], now, settings, source.watermark_lag_s)[1] if windows else []:
             windows += more
-    overlap = timedelta(seconds=settings.overlap_s)
-    spans = [(begin - overlap, end) for begin, end in windows]
-    for (begin, end), fetched in zip(windows, _fetched(source, spans), strict=True):
+    plan = _Plan(windows, mark, settings, is_backfill=since is not None)
+    for (begin, end), fetched in _fetched(source, plan):
         if isinstance(fetched, SourceError):
             report.error = str(fetched)
             log.warning("%s: %s: nothing is lost, the mark stays where it is", cluster, fetched)
             break
-        window = Window(cluster, begin - overlap, begin, end, fetched, now)
+        window = Window(cluster, plan.read_from(begin), begin, end, fetched, now)
         written = _ingest_window(store, window, None if mark is not None and end <= mark else end, report, backfill)
+        report.windows += plan.written(begin, end, written)
         if progress is not None:
             progress(report.windows, len(windows), written)
     else:
@@ -126,25 +126,62 @@ def ingest_telemetry(
     return report
 
 
-def _fetched(source: TelemetrySource, spans: Sequence[tuple[datetime, datetime]]) -> Iterator[Fetched | SourceError]:
+class _Plan:
+    """Spans to read, in order; when a long past is read again, several windows as one where they hold little."""
+
+    def __init__(
+        self,
+        windows: list[tuple[datetime, datetime]],
+        mark: datetime | None,
+        settings: IngestSettings,
+        *,
+        is_backfill: bool,
+    ) -> None:
+        self._windows, self._mark, self._settings = windows, mark, settings
+        self._is_backfill = is_backfill
+        self._at_once, self._next = 1, 0
+
+    def read_from(self, begin: datetime) -> datetime:
+        """Where a span that begins there is read from."""
+        return begin - timedelta(seconds=self._settings.overlap_s)
+
+    def take(self) -> tuple[datetime, datetime] | None:
+        """The next span; None: there is none. What was read before and what is new are never one."""
+        if self._next == len(self._windows):
+            return None
+        first = self._next
+        self._next += 1
+        while self._next < min(first + self._at_once, len(self._windows)):
+            if self._windows[self._next][0] == self._mark:
+                break
+            self._next += 1
+        return self._windows[first][0], self._windows[self._next - 1][1]
+
+    def written(self, begin: datetime, end: datetime, rows: int) -> int:
+        """Learn how many rows a span brought; gives how many windows it was."""
+        count = sum(begin <= first < end for first, _ in self._windows)
+        if self._is_backfill:
+            self._at_once = windows_at_once(rows, count, self._settings.window_s)
+        return count
+
+
+def _fetched(source: TelemetrySource, plan: _Plan) -> Iterator[tuple[tuple[datetime, datetime], Fetched | SourceError]]:
     """What the source gives for each span, in order, one span ahead of what is asked for; ends after an error."""
 
     def fetch(span: tuple[datetime, datetime]) -> Fetched | SourceError:
         try:
-            return source.fetch(*span)
+            return source.fetch(plan.read_from(span[0]), span[1])
         except SourceError as error:
             return error
 
     with ThreadPoolExecutor(1, "fetch") as pool:
-        ahead = pool.submit(fetch, spans[0]) if spans else None
-        for number in range(len(spans)):
-            assert ahead is not None
-            found = ahead.result()
-            is_last = number + 1 == len(spans) or isinstance(found, SourceError)
-            ahead = None if is_last else pool.submit(fetch, spans[number + 1])
-            yield found
-            if is_last:
-                return
+        span = plan.take()
+        ahead = None if span is None else pool.submit(fetch, span)
+        while span is not None and ahead is not None:
+            found, this = ahead.result(), span
+            span = None if isinstance(found, SourceError) else plan.take()
+            ahead = None if span is None else pool.submit(fetch, span)
+            yield this, found
 
 
 def _ingest_window(store: Store, window: Window, mark: datetime | None, report: Ingested, backfill: str) -> int:
@@ -154,7 +191,6 @@ def _ingest_window(store: Store, window: Window, mark: datetime | None, report: 
         return write_window(writer, window, TELEMETRY_MARK, mark=mark)
 
     counts = store.transact(work, purpose="ingest")
-    report.windows += 1
     for table, count in counts["rows"].items():
         report.rows[table] = report.rows.get(table, 0) + count
     for reason, count in counts["findings"].items():

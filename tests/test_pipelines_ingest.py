@@ -340,3 +340,21 @@ def test_what_an_earlier_answer_told_of_a_job_is_not_forgotten(store):
     assert store.transact(lambda w: upsert_changed(w, "core_jobs", later)) == 1
     row = store.query("SELECT * FROM core_jobs").row(0, named=True)
     assert (row["end_time"], row["exit_code"], row["preempted_by"]) == (START + seconds(61), "0:9", "8")
+
+
+def test_a_long_past_is_read_in_larger_pieces_and_leaves_the_same_samples(tmp_path):
+    settings, now = ingest_settings(max_windows_per_run=100), START + seconds(4500)
+    found = []
+    for name in ("forward", "backfill"):
+        source = Recorded()
+        with open_store(tmp_path / name) as store:
+            store.transact(lambda w: w.set_mark("alpha", "telemetry", START))
+            since = {"since": START, "backfill": "backfill:4500s"} if name == "backfill" else {}
+            calls = []
+            report = ingest_telemetry(
+                store, source, "alpha", settings, now, progress=lambda *told, calls=calls: calls.append(told), **since
+            )
+            found.append((report.windows, store.table_hash("core_gpu_samples"), store.table_hash("raw_gpu_samples")))
+        assert calls[-1][:2] == (report.windows, report.windows)
+        assert (len(source.asked) < report.windows / 2) == (name == "backfill")
+    assert found[0] == found[1]
