@@ -252,7 +252,7 @@ def maintain_once(settings: Settings) -> None:
     now = datetime.now(UTC)
     errors = []
     with open_store(settings) as store:
-        for report in (compact_store(store, now), clean_up(store, settings, now)):
+        for report in (compact_store(store, settings, now), clean_up(store, settings, now)):
             for step, done in report.done.items():
                 print(f"{step}: {done}")
             errors += [f"{step}: {error}" for step, error in report.failed.items()]

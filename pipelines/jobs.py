@@ -49,12 +49,12 @@ def _said(context: dg.OpExecutionContext, report: Maintained) -> None:
 def compact(context: dg.OpExecutionContext, weatherglass: Weatherglass) -> None:
     """Small files of the store become large ones."""
     store = weatherglass.store()
-    _said(context, compact_store(store, weatherglass.now()))
+    _said(context, compact_store(store, weatherglass.settings, weatherglass.now()))
 
 
 @dg.op(ins={"after": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing))
 def tidy(context: dg.OpExecutionContext, weatherglass: Weatherglass, config: CleanUp) -> None:
-    """Retention, expired snapshots, unreferenced files, spool, old models and old runs."""
+    """Retention, expired snapshots, unreferenced files, old models and old runs."""
     if not config.daily:
         context.log.info("not due: once a day")
         return

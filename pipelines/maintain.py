@@ -45,15 +45,16 @@ class Maintained:
             self.failed[name] = f"{type(error).__name__}: {error}"
 
 
-def compact_store(store: Store, now: datetime) -> Maintained:
-    """Hourly: small files become large ones."""
+def compact_store(store: Store, settings: Settings, now: datetime) -> Maintained:
+    """Hourly: small files become large ones, and spooled samples that are in the store go."""
     report = Maintained()
     report.step("compact", lambda: store.compact(now))
+    report.step("spool", lambda: prune_spool(store, settings, now))
     return report
 
 
 def clean_up(store: Store, settings: Settings, now: datetime, instance: DagsterInstance | None = None) -> Maintained:
-    """Daily: retention, expired snapshots, unreferenced files, spool, old models, old runs.
+    """Daily: retention, expired snapshots, unreferenced files, old models, old runs.
 
     Args:
         store: The store.
@@ -64,7 +65,6 @@ def clean_up(store: Store, settings: Settings, now: datetime, instance: DagsterI
     report = Maintained()
     report.step("retain", lambda: store.retain(now, retention_days(settings)))
     report.step("expire", lambda: store.expire(now, settings.store.snapshot_days))
-    report.step("spool", lambda: prune_spool(store, settings, now))
     report.step("models", lambda: prune_models(settings))
     if instance is not None:
         report.step("runs", lambda: prune_runs(instance, now, settings.dagster.keep_runs_days))
