@@ -161,8 +161,8 @@ def ingest_once(settings: Settings, cluster: str | None, since: timedelta | None
                 report = ingest_cluster(store, settings, name, now, start, backfill=backfill, progress=progress)
             telemetry, jobs = report.telemetry, report.jobs
             until = (
-                "no samples have been read yet"
-                if telemetry.mark is None
+                "no samples were read"
+                if telemetry.mark is None or (telemetry.error and not telemetry.windows)
                 else f"all samples before {telemetry.mark:%Y-%m-%d %H:%M:%S} UTC are in the store"
             )
             samples = telemetry.rows.get("core_gpu_samples", 0)

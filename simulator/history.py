@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from features.vocabulary import COLUMNS, GPU_QUANTITIES, TIME, schema
+from features.vocabulary import COLUMNS, GPU_QUANTITIES, TIME, conform, schema
 from simulator import frames
 from simulator.cluster import SimulatedCluster
 from simulator.exporter import jsonl, write_replacing
@@ -99,8 +99,7 @@ class Recorder:
                 step = COLUMNS[name].resolution
                 flat = np.round(flat / step) * step
             columns[name] = pl.Series(flat, dtype=COLUMNS[name].dtype)
-        wanted = schema("raw_gpu_samples")
-        frame = pl.DataFrame(columns).with_columns(pl.col("step_time_s").fill_nan(None)).select(list(wanted))
+        frame = conform(pl.DataFrame(columns).with_columns(pl.col("step_time_s").fill_nan(None)), "raw_gpu_samples")
         frame.write_parquet(self.parts / f"gpu-{self._part:05d}.parquet", compression="zstd", compression_level=1)
         self.rows += frame.height
         up = self._up[:, :k].ravel()

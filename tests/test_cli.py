@@ -210,7 +210,7 @@ def test_nothing_to_publish_and_nothing_read_are_said_plainly(run, tmp_path, fre
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("a: no job is pending or running; no node is known yet; 0 rows of the journal loaded")
     read = run("ingest", config=config)
-    assert "a: 0 windows, 0 samples, 0 changed jobs; no samples have been read yet" in read.stdout
+    assert "a: 0 windows, 0 samples, 0 changed jobs; no samples were read" in read.stdout
     assert "\nweatherglass: a: Prometheus at" in f"\n{read.stderr}"
     assert "connectionpool" not in read.stderr
 

@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.keys import Keys
 
 from dashboards import words
@@ -232,24 +232,34 @@ def test_filters_live_in_the_address(site):
     assert site.errors() == []
 
 
-def test_a_click_on_the_map_narrows_the_page(site):
-    site.hints.bottlenecks = [world.bottleneck(1), world.bottleneck(2, node="n9")]
-    site.open("/bottlenecks", "document.querySelectorAll('#bottlenecks-map .hm').length > 0")
+def click_on_map(site, node):
+    """Move the mouse to a node's cell and click."""
     x, y = site.run(
         "const graph = document.querySelector('#bottlenecks-map .js-plotly-plot');"
         "graph.scrollIntoView({block: 'center'});"
         "const map = graph.data.find((trace) => trace.type === 'heatmap' && trace.showscale !== false);"
-        "const y = map.customdata.findIndex((line) => line.some((cell) => cell && cell[1] === 'n9'));"
-        "const x = map.customdata[y].findIndex((cell) => cell && cell[1] === 'n9');"
+        "const y = map.customdata.findIndex((line) => line.some((cell) => cell && cell[1] === arguments[0]));"
+        "const x = map.customdata[y].findIndex((cell) => cell && cell[1] === arguments[0]);"
         "const box = graph.querySelector('.nsewdrag').getBoundingClientRect();"
         "const {xaxis, yaxis} = graph._fullLayout;"
-        "return [Math.round(box.left + xaxis.l2p(x)), Math.round(box.top + yaxis.l2p(y))]"
+        "return [Math.round(box.left + xaxis.l2p(x)), Math.round(box.top + yaxis.l2p(y))]",
+        node,
     )
-    mouse = ActionChains(site.driver).move_by_offset(x, y).pause(0.3)
-    mouse.click().perform()
+    actions = ActionBuilder(site.driver)
+    actions.pointer_action.move_to_location(x - 1, y).move_to_location(x, y).pause(0.2).click()
+    actions.perform()
+
+
+def test_a_click_on_the_map_narrows_the_page(site):
+    site.hints.bottlenecks = [world.bottleneck(1), world.bottleneck(2, node="n9")]
+    site.open("/bottlenecks", "document.querySelectorAll('#bottlenecks-map .hm').length > 0")
+    for _ in range(6):  # a click that meets a refresh is lost
+        click_on_map(site, "n9")
+        with contextlib.suppress(AssertionError):
+            site.until("new URLSearchParams(location.search).get('node') === 'n9'", 2)
+            break
     site.until("new URLSearchParams(location.search).get('node') === 'n9'")
     site.until("document.querySelectorAll('#bottlenecks-table tbody tr').length === 1")
-    ActionChains(site.driver).move_by_offset(-x, -y).perform()
 
 
 def test_nothing_foreseen_says_what_was_checked(site):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from pipelines.importing import import_files
 from pipelines.imports import ImportingError
 from pipelines.imports.exposition import time_of_name
 from pipelines.imports.report import Report
-from pipelines.imports.targets import ParquetTarget, StoreTarget
+from pipelines.imports.targets import ParquetTarget, StoreTarget, check_output
 from pipelines.sources.trace import JobsTrace, TelemetryTrace
 from pipelines.store import Store
 from weatherglass import cli
@@ -576,3 +577,23 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert done.exit_code == 0, done.output
         assert "written     the store" in done.output
     assert "SettingsError" in repr(call("sacct", str(good), "--cluster", "other").exception)
+
+
+def test_nothing_but_an_earlier_output_is_written_over(tmp_path: Path) -> None:
+    source = tmp_path / "jobs.txt"
+    source.write_text("JobID|State\n1|COMPLETED\n")
+    (tmp_path / "notes.md").write_text("keep me")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "earlier.parquet").write_bytes(b"PAR1 of an earlier import")
+    for name, said in (
+        ("jobs.txt", "this file is what is read"),
+        ("notes.md", "a file that is no Parquet"),
+        ("fifo", "not a regular file"),
+        ("", "must be a file"),
+        ("away/jobs.parquet", "no folder"),
+    ):
+        with pytest.raises(ImportingError, match=said):
+            check_output(tmp_path / name, [source])
+    check_output(tmp_path / "earlier.parquet", [source])
+    check_output(tmp_path / "new.parquet", [source])
+    assert source.read_text().startswith("JobID")

@@ -51,12 +51,13 @@ def import_from(
     from features.metrics import DEFAULT
     from pipelines.compose import open_store
     from pipelines.importing import files_of, import_files
-    from pipelines.imports.targets import ParquetTarget, StoreTarget
+    from pipelines.imports.targets import ParquetTarget, StoreTarget, check_output
 
     files = files_of(kind, path)
     vocabulary = DEFAULT
     with contextlib.ExitStack() as stack:
         if out is not None:
+            check_output(out, files)
             target: Any = ParquetTarget(out)
             scratch = out.parent
         else:

@@ -6,6 +6,7 @@ What rows are and how they were cleaned stands in `pipelines/importing.py`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,12 +14,38 @@ import polars as pl
 
 from features.vocabulary import TABLES, conform
 from pipelines.derive import remake
+from pipelines.imports import ImportingError
 from pipelines.imports.report import Report
 from pipelines.job_history import attribute_whole_nodes, running_jobs, upsert_changed
 from pipelines.spans import DERIVED_MARKS
 from pipelines.store import Store, Writer
 
 _FURTHEST_BACK = timedelta(days=30)  # that faults and labels are made anew
+
+
+def check_output(path: Path, files: Sequence[Path]) -> None:
+    """See that nothing but an earlier output is written over.
+
+    Args:
+        path: The file to write.
+        files: The files that are read.
+
+    Raises:
+        ImportingError: It is one of the files that are read, no regular file, no Parquet, or its folder is not there.
+    """
+    if not path.name or path.is_dir():
+        raise ImportingError(f"--out {str(path)!r}: it must be a file, as jobs.parquet")
+    if not path.parent.is_dir():
+        raise ImportingError(f"--out {path}: there is no folder {path.parent}; make it first")
+    if not path.exists():
+        return
+    if any(path.samefile(file) for file in files):
+        raise ImportingError(f"--out {path}: this file is what is read; write to another one")
+    if not path.is_file():
+        raise ImportingError(f"--out {path}: not a regular file; write to another one")
+    with path.open("rb") as opened:
+        if opened.read(4) not in (b"", b"PAR1"):
+            raise ImportingError(f"--out {path}: there is a file that is no Parquet; remove it or write to another one")
 
 
 class ParquetTarget:
