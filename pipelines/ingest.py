@@ -102,7 +102,7 @@ def ingest_telemetry(
     if since is not None and backfill:
         since = resume_from(store.mark(cluster, backfill), since)
     start, windows = due_windows(since if since is not None else mark, now, settings, source.watermark_lag_s)
-    if mark is None:  # in a transaction of its own: the first window would be written twice otherwise
+    if mark is None and not windows:
         store.transact(lambda w: w.set_mark(cluster, TELEMETRY_MARK, start))
     if since is not None:  # more than one run's worth may be due
         while more := due_windows(windows[-1][1], now, settings, source.watermark_lag_s)[1] if windows else []:
