@@ -691,7 +691,7 @@ def test_nothing_is_lost_or_doubled_when_either_end_is_killed(
             [datetime.fromtimestamp(begin_ms / 1000, UTC), mark],
         )
         theirs = reader.fetch(datetime.fromtimestamp(begin_ms / 1000, UTC), mark).gpu.select(kept.columns)
-        assert kept.height == rows > 100
+        assert kept.height == rows > 40  # from before the kill until after the restart
         assert_frame_equal(kept, theirs.sort("ts", "gpu_uuid"), check_dtypes=False)
         server.stop()  # before the receiver: it sends what it has left
     finally:
