@@ -159,7 +159,11 @@ def ingest(cluster: str | None, since: timedelta | None) -> None:
     """Read new samples and jobs into the store."""
     from pipelines.commands import ingest_once
 
-    ingest_once(_settings(), cluster, since)
+    try:
+        ingest_once(_settings(), cluster, since)
+    except KeyboardInterrupt:
+        click.echo("weatherglass: interrupted; what was read is in the store, the same command goes on there", err=True)
+        raise SystemExit(130) from None
 
 
 @cli.command(

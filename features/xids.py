@@ -130,6 +130,10 @@ XIDS: dict[int, Xid] = {xid.code: xid for xid in _XIDS}
 CONSEQUENCES = frozenset(x.code for x in _XIDS if x.action == "follow_other")
 
 
+# Codes that speak of the board rather than of an application, whether it goes on working or not.
+HARDWARE = frozenset(x.code for x in _XIDS if x.is_fatal or x.kind == "memory")
+
+
 def describe(code: int) -> Xid:
     """The code's entry; one that the catalogue has not is said to be unknown, and not fatal."""
     return XIDS.get(code) or Xid(code, f"XID {code}, not in the catalogue", "contact_support", "informational")

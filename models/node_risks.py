@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import numpy as np
 import polars as pl
 
+from features import xids
 from models.fault_history import DAY_S, HOUR_S, FaultHistory
 from models.node_failure import CLIMATOLOGY_VERSION, HORIZONS_S, NodeFailureForecaster, NodeModelError, baseline
 from models.registry import Registry, RegistryError
@@ -20,8 +21,6 @@ from models.registry import Registry, RegistryError
 _log = logging.getLogger(__name__)
 
 TASK = "node_failure"
-# XIDs that point at ageing hardware rather than at an application (NVIDIA's catalogue of XID errors).
-HARDWARE_XIDS = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 136, 140, 143})
 _COUNTERS = {
     "ecc_uncorrected_total": "uncorrected ECC errors",
     "remapped_rows_total": "remapped memory rows",
@@ -131,7 +130,7 @@ def _signs(signs: pl.DataFrame | None) -> dict[str, list[str]]:
         for node, total in sums.filter(pl.col("_rise") >= least).sort("node").iter_rows():
             out.setdefault(node, []).append(f"{total:.0f} new {words} in a week")
     if "xid_last" in ordered.columns:
-        codes = ordered.filter(pl.col("xid_last").is_in(list(HARDWARE_XIDS)))
+        codes = ordered.filter(pl.col("xid_last").is_in(list(xids.HARDWARE)))
         for node, found in codes.group_by("node").agg(pl.col("xid_last").unique().sort()).sort("node").iter_rows():
             out.setdefault(node, []).append(f"XID {_join(found)} in a week")
     if "is_thermal_slowdown" in ordered.columns:

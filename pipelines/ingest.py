@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import polars as pl
 
@@ -108,14 +109,16 @@ def ingest_telemetry(
         while more := due_windows(windows[-1][1], now, settings, source.watermark_lag_s)[1] if windows else []:
             windows += more
     plan = _Plan(windows, mark, settings, is_backfill=since is not None)
-    for (begin, end), fetched in _fetched(source, plan):
+    for span, fetched in _fetched(source, plan):
         if isinstance(fetched, SourceError):
             report.error = str(fetched)
             log.warning("%s: %s: nothing is lost, the mark stays where it is", cluster, fetched)
             break
-        window = Window(cluster, plan.read_from(begin), begin, end, fetched, now)
-        written = _ingest_window(store, window, None if mark is not None and end <= mark else end, report, backfill)
-        report.windows += plan.written(begin, end, written)
+        window = Window(cluster, span.read_from, span.begin, span.end, fetched, now)
+        is_again = mark is not None and span.end <= mark
+        written = _ingest_window(store, window, None if is_again else span.end, report, backfill)
+        report.windows += span.windows
+        plan.learn(written, span.windows)
         if progress is not None:
             progress(report.windows, len(windows), written)
     else:
@@ -124,6 +127,15 @@ def ingest_telemetry(
     report.mark = store.mark(cluster, TELEMETRY_MARK)
     report.lag_s = (now - report.mark).total_seconds() if report.mark else None
     return report
+
+
+class _Span(NamedTuple):
+    """[begin, end) to read from `read_from` on, as one, and how many windows it is."""
+
+    read_from: datetime
+    begin: datetime
+    end: datetime
+    windows: int
 
 
 class _Plan:
@@ -141,11 +153,7 @@ class _Plan:
         self._is_backfill = is_backfill
         self._at_once, self._next = 1, 0
 
-    def read_from(self, begin: datetime) -> datetime:
-        """Where a span that begins there is read from."""
-        return begin - timedelta(seconds=self._settings.overlap_s)
-
-    def take(self) -> tuple[datetime, datetime] | None:
+    def take(self) -> _Span | None:
         """The next span; None: there is none. What was read before and what is new are never one."""
         if self._next == len(self._windows):
             return None
@@ -155,22 +163,21 @@ class _Plan:
             if self._windows[self._next][0] == self._mark:
                 break
             self._next += 1
-        return self._windows[first][0], self._windows[self._next - 1][1]
+        begin, end = self._windows[first][0], self._windows[self._next - 1][1]
+        return _Span(begin - timedelta(seconds=self._settings.overlap_s), begin, end, self._next - first)
 
-    def written(self, begin: datetime, end: datetime, rows: int) -> int:
-        """Learn how many rows a span brought; gives how many windows it was."""
-        count = sum(begin <= first < end for first, _ in self._windows)
+    def learn(self, rows: int, windows: int) -> None:
+        """How many rows so many windows brought."""
         if self._is_backfill:
-            self._at_once = windows_at_once(rows, count, self._settings.window_s)
-        return count
+            self._at_once = windows_at_once(rows, windows, self._settings.window_s)
 
 
-def _fetched(source: TelemetrySource, plan: _Plan) -> Iterator[tuple[tuple[datetime, datetime], Fetched | SourceError]]:
+def _fetched(source: TelemetrySource, plan: _Plan) -> Iterator[tuple[_Span, Fetched | SourceError]]:
     """What the source gives for each span, in order, one span ahead of what is asked for; ends after an error."""
 
-    def fetch(span: tuple[datetime, datetime]) -> Fetched | SourceError:
+    def fetch(span: _Span) -> Fetched | SourceError:
         try:
-            return source.fetch(plan.read_from(span[0]), span[1])
+            return source.fetch(span.read_from, span.end)
         except SourceError as error:
             return error
 

@@ -48,6 +48,9 @@ class ServerLock:
         except duckdb.Error as error:
             self.close()
             raise translate(error, self._location.label, self._location.data_path) from error
+        except BaseException:  # an interrupt must not leave the lock held
+            self.close()
+            raise
         return True
 
     def release(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from pipelines.imports import Piece, Task
 from pipelines.imports.lines import open_file
 from pipelines.imports.series import frames_of
-from pipelines.sources.promql_matrix import Matrix, decode_matrix, parse_labels, spoil_half_pairs
+from pipelines.sources.promql_matrix import ANSWER, Matrix, decode_matrix, parse_labels, spoil_half_pairs
 from pipelines.sources.wide import UP, Index, Samples
 
 MAX_BYTES = 256 << 20  # of one answer, unpacked
@@ -25,25 +25,11 @@ _CHUNK = 1 << 20
 _SERIES = 20_000  # that are made into frames at once
 
 
-class _Data(msgspec.Struct):
-    resultType: str  # noqa: N815
-    result: msgspec.Raw
-
-
-class _Answer(msgspec.Struct):
-    status: str
-    data: _Data | None = None
-    error: str = ""
-    warnings: list[str] | None = None
-    infos: list[str] | None = None
-
-
 class _Instant(msgspec.Struct):
     metric: msgspec.Raw
     value: tuple[float, str] | None = None
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _INSTANT = msgspec.json.Decoder(_Instant)
 _NO_SAMPLES = "series without float samples, as native histograms"
@@ -100,7 +86,7 @@ def _items(path: Path, body: bytes, task: Task) -> tuple[list[msgspec.Raw], bool
     """The series of an answer, each still text; and whether it is a vector."""
     report = task.report
     try:
-        answer = _ANSWER.decode(spoil_half_pairs(body))
+        answer = ANSWER.decode(spoil_half_pairs(body))
         if answer.status != "success" or answer.data is None:
             report.drop("an answer that is an error", example=f"{path.name}: {answer.error or answer.status}")
             return [], False

@@ -15,6 +15,27 @@ import numpy as np
 import polars as pl
 
 
+class Data(msgspec.Struct):
+    """What a query gave, not decoded yet."""
+
+    resultType: str  # noqa: N815
+    result: msgspec.Raw
+
+
+class Answer(msgspec.Struct):
+    """Any answer of the API."""
+
+    status: str
+    data: Data | None = None
+    errorType: str = ""  # noqa: N815
+    error: str = ""
+    warnings: list[str] | None = None
+    infos: list[str] | None = None
+
+
+ANSWER = msgspec.json.Decoder(Answer)
+
+
 class Matrix(NamedTuple):
     """Answer to a range selector.
 

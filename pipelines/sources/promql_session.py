@@ -22,7 +22,7 @@ from urllib3.util.retry import Retry
 
 from pipelines.sources import SourceError
 from pipelines.sources.promql_access import Access, explain_files, explain_tls, hung_up
-from pipelines.sources.promql_matrix import decode_matrix, spoil_half_pairs
+from pipelines.sources.promql_matrix import ANSWER, Answer, decode_matrix, spoil_half_pairs
 
 _CONNECT_TIMEOUT_S = 5
 _CHUNK = 1 << 20
@@ -66,23 +66,6 @@ class _AgainError(Exception):
     def __init__(self, error: SourceError, pause_s: float = 0.0) -> None:
         super().__init__(str(error))
         self.error, self.pause_s = error, pause_s
-
-
-class _Data(msgspec.Struct):
-    resultType: str  # noqa: N815
-    result: msgspec.Raw
-
-
-class _Answer(msgspec.Struct):
-    status: str
-    data: _Data | None = None
-    errorType: str = ""  # noqa: N815
-    error: str = ""
-    warnings: list[str] | None = None
-    infos: list[str] | None = None
-
-
-_ANSWER = msgspec.json.Decoder(_Answer)
 
 
 class _Response:
@@ -181,10 +164,10 @@ class QuerySession(requests.Session):
         status = response.status_code
         try:
             try:
-                answer = _ANSWER.decode(body)
+                answer = ANSWER.decode(body)
             except msgspec.DecodeError:
                 body = spoil_half_pairs(body)
-                answer = _ANSWER.decode(body)
+                answer = ANSWER.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             # VictoriaMetrics streams ranges: what stopped it stands behind the part that was sent.
             tail = body[-4096:].decode("utf-8", "replace")
@@ -205,7 +188,7 @@ class QuerySession(requests.Session):
                 f"{self.source}: Prometheus at {self.shown_url} sent a result that cannot be read: {error}"
             ) from error
 
-    def _refusal(self, response: requests.Response, answer: _Answer) -> Exception:
+    def _refusal(self, response: requests.Response, answer: Answer) -> Exception:
         """The error for an answer in which the server itself says no."""
         status, text = response.status_code, answer.error or f"HTTP status {response.status_code}"
         where = f"{self.source}: Prometheus at {self.shown_url}"
