@@ -8,26 +8,25 @@ Nothing here opens a connection.
 from __future__ import annotations
 
 import copy
-import difflib
 import os
-import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from pipelines.settings_checks import contradictions
+from pipelines.settings_files import broken_files, port_conflicts
+from pipelines.settings_reading import ENV_OTHER, ENV_PREFIX, SettingsError, explain, message, overlay
 
 if TYPE_CHECKING:
     from features.metrics import MetricTable
 
-ENV_PREFIX = "WEATHERGLASS_"
-ENV_OTHER = {"WEATHERGLASS_CONFIG", "WEATHERGLASS_TRACES", "WEATHERGLASS_TOKEN", "WEATHERGLASS_DAGSTER_HOME"}
-
-
-class SettingsError(Exception):
-    """A setting is wrong. The message gives its name, its value and the valid choices."""
+__all__ = [
+    "ENV_OTHER", "ENV_PREFIX", "Cluster", "IngestSettings", "Settings", "SettingsError", "load_settings",
+    "parse_settings",
+]  # fmt: skip
 
 
 class _Section(BaseModel):
@@ -85,6 +84,10 @@ class Cluster(_Section):
     remote_write_token_file: str = Field(
         "", description="File that holds the bearer token of senders; needed on any address but loopback."
     )
+    remote_write_cert_file: str = Field(
+        "", description="PEM of the receiver's certificate: senders use https then; empty: http."
+    )
+    remote_write_key_file: str = Field("", description="PEM of its key; empty: it stands in remote_write_cert_file.")
     remote_write_max_body_mib: float = Field(
         32, gt=0, le=1024, description="Largest request of remote-write, decompressed, MiB."
     )
@@ -299,202 +302,17 @@ def _names(names: Any) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-Location = tuple[Any, ...]
-
-
-def _variables() -> dict[str, Location]:
-    """Every environment variable that is a setting, but those of clusters, whose names are free."""
-    found: dict[str, Location] = {}
-    for name, info in Settings.model_fields.items():
-        fields = getattr(info.annotation, "model_fields", {}) if info.default_factory is not None else {}
-        for location in [(name, field) for field in fields] or [(name,)]:
-            found[ENV_PREFIX + "__".join(location).upper()] = location
-    return found
-
-
-def _refuse_variable(key: str, text: str) -> SettingsError:
-    """The error for a variable that is no setting: its name, and the one that was meant."""
-    known = [*_variables(), *sorted(ENV_OTHER)]
-    cluster = re.fullmatch(f"{ENV_PREFIX}CLUSTERS_+(.+?)_+({'|'.join(Cluster.model_fields)})", key, re.IGNORECASE)
-    if cluster:
-        meant = f"{ENV_PREFIX}CLUSTERS__{cluster[1]}__{cluster[2]}".upper()
-        if meant != key:
-            return SettingsError(f"{key} = {_shown(text)}: no such setting; did you mean {meant}?")
-    flat = {re.sub("_+", "_", name.removeprefix(ENV_PREFIX)): name for name in known}
-    near = difflib.get_close_matches(re.sub("_+", "_", key.removeprefix(ENV_PREFIX).upper()), list(flat), n=1)
-    hint = f"did you mean {flat[near[0]]}?" if near else "`weatherglass config example` lists all settings."
-    dotted = key.removeprefix(ENV_PREFIX).lower().replace("__", ".")
-    return SettingsError(
-        f"{key} = {_shown(text)}: no such setting ({dotted}); {hint} Every variable that begins with {ENV_PREFIX} must "
-        f"be one: {ENV_PREFIX}SECTION__NAME, two underscores after the section"
-    )
-
-
-def _overlay(data: dict[str, Any], environ: Mapping[str, str]) -> dict[Location, str]:
-    """Put the environment's settings into `data`.
-
-    Returns:
-        Which variable each of them came from.
-    """
-    known = set(_variables().values()) | {(name,) for name in Settings.model_fields}
-    origins: dict[Location, str] = {}
-    for key, text in sorted(environ.items()):
-        if not key.startswith(ENV_PREFIX) or key in ENV_OTHER:
-            continue
-        path = tuple(part.lower() for part in key.removeprefix(ENV_PREFIX).split("__"))
-        is_cluster = len(path) == 3 and path[0] == "clusters" and path[2] in Cluster.model_fields
-        if path not in known and not is_cluster:
-            raise _refuse_variable(key, text)
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        here = data
-        for part in path[:-1]:
-            here = here.setdefault(part, {})
-            if not isinstance(here, dict):
-                raise SettingsError(f"{key}: {part} is not a section")
-        here[path[-1]] = value
-        origins[path] = key
-    return origins
-
-
-def _shown(value: Any) -> str:
-    """A value as messages may show it: without the password of a URL or connection string, or a token."""
-    text = re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", repr(value))
-    text = re.sub(r"\bwg_[0-9a-f]+_[\w-]+", "wg_***", text)
-    return re.sub(r"(password\s*=\s*)[^\s\"']+", r"\1***", text, flags=re.IGNORECASE)
-
-
-def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:  # a port that is no number, half an IPv6 address
-        return False
-
-
-def _contradictions(settings: Settings) -> Iterator[tuple[Location, str]]:
-    """Settings that are well-formed each by itself, and cannot work: location, and what is wrong."""
-    kind, _, address = settings.store.url.partition(":")
-    if kind not in ("sqlite", "postgres") or not address:
-        yield ("store", "url"), f"{_shown(settings.store.url)}: it must be sqlite:PATH or postgres:DSN"
-    for name, cluster in settings.clusters.items():
-        for location, text in _cluster_contradictions(cluster):
-            yield ("clusters", name, location), text
-
-
-def _cluster_contradictions(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    if cluster.telemetry == "trace" and not cluster.telemetry_path:
-        yield "telemetry_path", "'': telemetry = \"trace\" needs the canonical Parquet file that it reads"
-    if cluster.jobs in ("trace", "sacct-file") and not cluster.jobs_path:
-        files = "canonical Parquet or SWF" if cluster.jobs == "trace" else "text of sacct"
-        yield "jobs_path", f"'': jobs = \"{cluster.jobs}\" needs the file that it reads ({files})"
-    asks_prometheus = cluster.telemetry == "prometheus" or cluster.jobs == "kubernetes"
-    if asks_prometheus and not _is_http(cluster.prometheus_url):
-        yield (
-            "prometheus_url",
-            f"{_shown(cluster.prometheus_url)}: it must be http://HOST[:PORT] or https://HOST[:PORT]",
-        )
-    yield from _access_contradictions(cluster)
-    if cluster.metrics:
-        from features.metrics import MetricError
-
-        try:
-            cluster.metric_table()
-        except MetricError as error:
-            yield "metrics", str(error)
-    if cluster.telemetry == "remote-write" and not cluster.remote_write_token_file:
-        from scheduler_hints.tokens import is_loopback
-
-        if not is_loopback(cluster.remote_write_host):
-            where = f"remote_write_host = {cluster.remote_write_host!r}"
-            yield "remote_write_token_file", f"'': {where} is open to others, so senders must give a token"
-    if cluster.telemetry == "scrape":
-        choices = "URLs of /metrics pages (http://HOST:PORT/metrics), or sd+URL of an http_sd list"
-        if not cluster.scrape_targets:
-            yield "scrape_targets", f'[]: telemetry = "scrape" needs {choices}'
-        for target in cluster.scrape_targets:
-            if not _is_http(target.removeprefix("sd+")):
-                yield "scrape_targets", f"{_shown(target)}: it must be one of {choices}"
-
-
-def _access_contradictions(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """What a cluster's settings for its Prometheus demand of each other."""
-    for one, other in (("username", "password_file"), ("password_file", "username"), ("key_file", "cert_file")):
-        if getattr(cluster, f"prometheus_{one}") and not getattr(cluster, f"prometheus_{other}"):
-            yield f"prometheus_{other}", f"'': prometheus_{one} needs it"
-    if cluster.prometheus_token_file and cluster.prometheus_username:
-        yield "prometheus_token_file", f"{cluster.prometheus_token_file!r}: either a token or prometheus_username"
-    for name, value in cluster.prometheus_headers.items():
-        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or not value.isprintable():
-            yield "prometheus_headers", f"{name!r}: a header is a name and one line of text"
-        if name.lower() == "authorization" and (cluster.prometheus_token_file or cluster.prometheus_username):
-            yield "prometheus_headers", f"{name!r}: prometheus_token_file and prometheus_username set it already"
-
-
-def missing_files(settings: Settings) -> list[str]:
-    """A line for each file that a setting names and that cannot be read.
-
-    They are no reason to refuse the settings: a cluster whose files are away must not keep the others from starting.
-    """
-    lines = []
-    for name, cluster in settings.clusters.items():
-        for setting in type(cluster).model_fields:
-            path = getattr(cluster, setting)
-            if setting.startswith("prometheus_") and setting.endswith("_file") and path:
-                try:
-                    with Path(path).open("rb"):
-                        pass
-                except OSError as error:
-                    lines.append(f"clusters.{name}.{setting} = {path!r}: {error.strerror}")
-    return lines
-
-
-def _choices(location: Location) -> str:
-    """Valid names beside a wrong one, nearest first."""
-    section: Any = Settings
-    for part in location[:-1]:
-        fields = getattr(section, "model_fields", {})
-        annotation = fields[part].annotation if part in fields else None
-        if get_origin(annotation) is dict and part != "clusters":
-            annotation = get_args(annotation)[-1]
-        section = Cluster if part == "clusters" else (annotation or section)
-    names = list(getattr(section, "model_fields", {}))
-    near = difflib.get_close_matches(str(location[-1]), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"valid names: {', '.join(names)}{hint}"
-
-
-def _explain(error: ValidationError) -> Iterator[tuple[Location, str]]:
-    """Location of each wrong setting, and what is wrong with it."""
-    for item in error.errors():
-        location = tuple(item["loc"])
-        if item["type"] == "extra_forbidden":
-            yield location, f"{_shown(item['input'])}: no such setting; {_choices(location)}"
-        else:
-            text = item["msg"].removeprefix("Value error, ")
-            shown = "***" if "prometheus_headers" in location else _shown(item["input"])
-            yield location, f"{shown}: {text}" if location else text
-
-
-def _message(problems: Iterator[tuple[Location, str]], origin: str, variables: Mapping[Location, str]) -> str:
-    """One line for each problem, beginning with the file or the environment variable that it came from."""
-    lines = []
-    for location, text in problems:
-        name = ".".join(str(part) for part in location)
-        source = next((key for path, key in variables.items() if location[: len(path)] == path), origin)
-        lines.append(f"{source}: {name} = {text}" if name else f"{source}: {text}")
-    return "\n".join(lines)
-
-
-def parse_settings(data: dict[str, Any], environ: Mapping[str, str], origin: str = "settings") -> Settings:
+def parse_settings(
+    data: dict[str, Any], environ: Mapping[str, str], origin: str = "settings", *, with_files: bool = False
+) -> Settings:
     """Check a configuration.
 
     Args:
         data: Parsed TOML.
         environ: Environment; `WEATHERGLASS_SECTION__NAME` overrides a setting.
         origin: Name of the file, for messages.
+        with_files: Look also at the files that it names and at the ports of one host. A cluster whose files are away
+            must not keep the others from starting, so only `weatherglass config check` asks for it.
 
     Returns:
         The settings.
@@ -503,18 +321,27 @@ def parse_settings(data: dict[str, Any], environ: Mapping[str, str], origin: str
         SettingsError: Names every wrong setting with its value and the valid choices.
     """
     data = copy.deepcopy(data)
-    variables = _overlay(data, environ)
+    variables = overlay(Settings, data, environ)
     try:
         settings = Settings.model_validate(data)
     except ValidationError as error:
-        raise SettingsError(_message(_explain(error), origin, variables)) from None
-    if wrong := _message(_contradictions(settings), origin, variables):
+        raise SettingsError(message(explain(Settings, error), origin, variables)) from None
+    if wrong := message(contradictions(settings), origin, variables):
+        raise SettingsError(wrong)
+    if with_files and (wrong := message([*broken_files(settings), *port_conflicts(settings)], origin, variables)):
         raise SettingsError(wrong)
     return settings
 
 
-def load_settings(path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+def load_settings(
+    path: str | Path | None = None, environ: Mapping[str, str] | None = None, *, with_files: bool = False
+) -> Settings:
     """Read the configuration file: `path`, else `WEATHERGLASS_CONFIG`, else `weatherglass.toml` if it is there.
+
+    Args:
+        path: The file.
+        environ: Environment; None: that of the process.
+        with_files: As of `parse_settings`.
 
     Raises:
         SettingsError: The file cannot be read or a setting is wrong.
@@ -523,7 +350,7 @@ def load_settings(path: str | Path | None = None, environ: Mapping[str, str] | N
     chosen = path or environ.get("WEATHERGLASS_CONFIG") or ""
     file = Path(chosen or "weatherglass.toml")
     if not chosen and not file.exists():
-        return parse_settings({}, environ, "environment")
+        return parse_settings({}, environ, "environment", with_files=with_files)
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -532,4 +359,4 @@ def load_settings(path: str | Path | None = None, environ: Mapping[str, str] | N
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file}: not valid TOML: {error}") from None
-    return parse_settings(data, environ, str(file))
+    return parse_settings(data, environ, str(file), with_files=with_files)

@@ -1,12 +1,22 @@
 """The configuration: refused whole, with name, value and valid choices; documented whole."""
 
+import os
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from pipelines import settings_files
 from pipelines.example import example
-from pipelines.settings import Settings, SettingsError, load_settings, parse_settings
+from pipelines.settings import Cluster, Settings, SettingsError, load_settings, parse_settings
+from pipelines.sources import SourceError
+from pipelines.sources.inventory import read_inventory
+from scheduler_hints.tokens import create_token
+from tests.metric_services import make_authority, make_certificate, openssl
+from weatherglass import cli
 
 ROOT = Path(__file__).parent.parent
 
@@ -185,3 +195,215 @@ def test_every_setting_is_documented():
                 walk(info.annotation, f"{name}.")
 
     walk(Settings, "")
+
+
+# --- files, certificates, folders, ports: what `config check` looks at ---------------------------------------------
+
+
+def fault(**settings: Any) -> str:
+    """What is wrong with a cluster's settings and their files; the line begins with file and key."""
+    with pytest.raises(SettingsError) as caught:
+        parse_settings({"clusters": {"a": settings}}, {}, "weatherglass.toml", with_files=True)
+    assert str(caught.value).startswith("weatherglass.toml: clusters.a.")
+    return str(caught.value).removeprefix("weatherglass.toml: clusters.a.")
+
+
+def accepted(**settings: Any) -> None:
+    parse_settings({"clusters": {"a": settings}}, {}, with_files=True)
+
+
+def test_every_setting_that_names_a_file_is_looked_at():
+    named = {name for name in Cluster.model_fields if re.search("_(file|path|log|conf|bin)$|^inventory$", name)}
+    pairs = {f"{part}_{what}_file" for part in settings_files.PAIRS for what in ("cert", "key")}
+    looked_at = settings_files.SECRETS, settings_files.AUTHORITIES, settings_files.READ, settings_files.ELSEWHERE, pairs
+    assert named == {name for names in looked_at for name in names}
+    ports = {f"clusters.a.{name}" for name in Cluster.model_fields if name.endswith("_port")}
+    settings = parse_settings({"clusters": {"a": {"telemetry": "remote-write"}}}, {})
+    for section in ("api", "dashboards", "dagster"):
+        ports |= {f"{section}.{name}" for name in getattr(settings, section).model_fields_set | {"port"}}
+    assert ports == {one.setting for one in settings_files.listeners(settings)}
+
+
+@pytest.mark.parametrize("setting", settings_files.SECRETS)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty: it must hold the"),
+        (b" \n\n", "is empty: it must hold the"),
+        (b"hunter\n2\n", "has 2 lines: it must hold the"),
+        (b"hun\x00ter2", "cannot be printed"),
+        (b"hunter2\xff", "is no text file"),
+        (b"hunter2" * 10_000, "is larger than 64 KiB"),
+    ],
+)
+def test_a_secret_that_is_none_is_refused_and_not_shown(tmp_path, setting, content, words):
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    more = {"prometheus_username": "u"} if "password" in setting else {}
+    text = fault(**{setting: str(path)}, **more)
+    assert text.startswith(f"{setting} = '{path}': ")
+    assert words in text
+    assert "hunter2" not in text
+    path.write_bytes(b"hunter2\n")
+    accepted(**{setting: str(path)}, **more)
+    path.unlink()
+    assert "No such file or directory: it must be a file that this user can read" in fault(
+        **{setting: str(path)}, **more
+    )
+    path.mkdir()
+    assert "Is a directory" in fault(**{setting: str(path)}, **more)
+
+
+def test_a_token_stands_alone(tmp_path):
+    path = tmp_path / "token"
+    for content, words in (
+        ("Bearer hunter2", "begins with the word 'Bearer'"),
+        ("hunt er2", "holds what no header can carry"),
+        ("hünter2", "holds what no header can carry"),
+        ("SLURM_JWT=", "holds what no header can carry"),
+    ):
+        path.write_text(content)
+        assert words in fault(prometheus_token_file=str(path))
+    path.write_text("SLURM_JWT=hunter2\n")
+    accepted(slurm_rest_token_file=str(path))
+    assert settings_files.read_secret(str(path), is_token=True) == "hunter2"
+    path.write_text("correct horse, bättery\n")
+    accepted(prometheus_username="u", prometheus_password_file=str(path))
+
+
+@pytest.mark.services("openssl")
+def test_certificates_and_keys_are_pem_and_fit(tmp_path):
+    ours = make_authority(tmp_path, "ours")
+    pem, key = (str(path) for path in make_certificate(tmp_path, "ours", "server", "IP:127.0.0.1"))
+    _, foreign = make_certificate(tmp_path, "ours", "other", "IP:127.0.0.1")
+    text, der, both, locked = (tmp_path / name for name in ("text", "der", "both.pem", "locked.key"))
+    text.write_text("no certificate\n")
+    openssl("x509", "-in", pem, "-outform", "DER", "-out", der)
+    both.write_text(Path(pem).read_text() + Path(key).read_text())
+    openssl("pkey", "-in", key, "-aes256", "-passout", "pass:hunter2", "-out", locked)
+    accepted(prometheus_ca_file=str(ours), prometheus_cert_file=pem, prometheus_key_file=key)
+    accepted(prometheus_cert_file=str(both), remote_write_cert_file=str(both))
+    for path in (text, der, Path(key)):
+        assert fault(prometheus_ca_file=str(path)).startswith(
+            f"prometheus_ca_file = '{path}': holds no certificate in PEM form"
+        )
+    for part in settings_files.PAIRS:
+        cert_file, key_file = f"{part}_cert_file", f"{part}_key_file"
+        for given, words in (
+            ({cert_file: str(text)}, f"{cert_file} = '{text}': holds no certificate in PEM form"),
+            ({cert_file: pem}, f"{cert_file} = '{pem}': holds no private key in PEM form"),
+            ({cert_file: pem, key_file: str(text)}, f"{key_file} = '{text}': holds no private key in PEM form"),
+            ({cert_file: pem, key_file: str(foreign)}, f"{key_file} = '{foreign}': is not the key of '{pem}'"),
+            ({cert_file: pem, key_file: str(locked)}, f"{key_file} = '{locked}': is locked with a passphrase"),
+            ({cert_file: pem, key_file: f"{key}.gone"}, f"{key_file} = '{key}.gone': No such file"),
+            ({cert_file: f"{pem}.gone", key_file: key}, f"{cert_file} = '{pem}.gone': No such file"),
+        ):
+            assert fault(**given).startswith(words)
+    with pytest.raises(SettingsError, match=r"remote_write_cert_file = '': remote_write_key_file needs it"):
+        parse_settings({"clusters": {"a": {"telemetry": "remote-write", "remote_write_key_file": key}}}, {})
+
+
+def test_a_broken_inventory_is_refused_as_ingest_refuses_it(tmp_path):
+    path = tmp_path / "inventory.csv"
+    path.write_text("node,rack,gpus\nn1,r1,8\nn[2,r1,8\nn3,r1,many\n")
+    text = fault(inventory=str(path))
+    with pytest.raises(SourceError) as caught:
+        read_inventory(str(path))
+    said = str(caught.value).removeprefix(f"inventory {path}: ")
+    assert text == f"inventory = '{path}': {said}"
+    assert "line 3: " in text
+    assert "line 4: gpus = 'many'" in text
+    path.write_text("node,rack\nn[1-4],r1\n")
+    accepted(inventory=str(path))
+    assert "no such file" in fault(inventory=str(tmp_path / "none.csv"))
+
+
+def test_files_and_folders_that_are_not_there_are_named(tmp_path):
+    gone = str(tmp_path / "gone")
+    for setting in settings_files.READ:
+        assert fault(**{setting: gone}).startswith(f"{setting} = '{gone}': No such file or directory")
+    (tmp_path / "a.parquet").write_bytes(b"")
+    accepted(telemetry_path=str(tmp_path / "*.parquet"), jobs_path=str(tmp_path))
+    assert "slurm_bin = " in fault(slurm_bin=gone)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("scontrol", "squeue"):
+        (tools / name).touch(0o755)
+    assert "lacks sacct" in fault(slurm_bin=str(tools))
+    (tools / "sacct").touch(0o755)
+    accepted(slurm_bin=str(tools))
+
+
+def test_what_is_written_to_must_be_a_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    for data, words in (
+        ({"state_dir": f"{tmp_path}/file/var"}, f"state_dir = '{tmp_path}/file/var': {tmp_path}/file is in the way"),
+        ({"store": {"data_path": f"{tmp_path}/file"}}, f"store.data_path = '{tmp_path}/file': {tmp_path}/file is in"),
+        ({"store": {"url": f"sqlite:{tmp_path}"}}, f"{tmp_path} is a folder: name a file in it"),
+        ({"store": {"url": f"sqlite:{tmp_path}/file/c.sqlite"}}, f"{tmp_path}/file is in the way"),
+    ):
+        with pytest.raises(SettingsError) as caught:
+            parse_settings(data, {}, "w.toml", with_files=True)
+        assert words in str(caught.value)
+    if os.geteuid():
+        with pytest.raises(SettingsError, match="state_dir = '/proc/var': this user may not write in /proc"):
+            parse_settings({"state_dir": "/proc/var"}, {}, with_files=True)
+
+
+def test_tokens_of_the_api_are_read(tmp_path):
+    path = tmp_path / "tokens.json"
+    data = {"api": {"tokens_file": str(path)}}
+    with pytest.raises(SettingsError, match=r"api\.tokens_file = .*no such file: make it with `weatherglass token"):
+        parse_settings(data, {}, with_files=True)
+    path.write_text("{}")
+    with pytest.raises(SettingsError, match=r"api\.tokens_file = '.*tokens.json': not a tokens file"):
+        parse_settings(data, {}, with_files=True)
+    path.unlink()
+    create_token(path, "dashboards", "read")
+    parse_settings(data, {}, with_files=True)
+
+
+def test_two_parts_do_not_share_a_port():
+    def conflict(**data: Any) -> str:
+        with pytest.raises(SettingsError) as caught:
+            parse_settings(data, {}, "w.toml", with_files=True)
+        return str(caught.value)
+
+    push = {"telemetry": "remote-write"}
+    one = conflict(clusters={"a": {**push, "remote_write_port": 8700}})
+    assert one.startswith("w.toml: clusters.a.remote_write_port = 8700: api.port has it already; choose another, not ")
+    assert "8700 (api.port), 8701 (dashboards.port), 8702 (dagster.port)" in one
+    two = conflict(clusters={"a": push, "b": push, "c": push})
+    assert "clusters.b.remote_write_port = 8704: clusters.a.remote_write_port has it already" in two
+    assert "clusters.c.remote_write_port = 8704: clusters.a.remote_write_port has it already" in two
+    assert "dashboards.port = 8700: api.port has it" in conflict(dashboards={"port": 8700})
+    assert "dagster.port = 8701: dashboards.port has it" in conflict(dagster={"port": 8701, "host": "0.0.0.0"})
+    assert "api.port has it" in conflict(
+        clusters={"a": {**push, "remote_write_host": "localhost", "remote_write_port": 8700}}
+    )
+    for data in (
+        {"dagster": {"port": 8701, "enabled": False}},
+        {"clusters": {"a": push, "b": {**push, "remote_write_host": "::1"}}},
+        {"clusters": {"a": {"remote_write_port": 8700}}},
+    ):
+        parse_settings(data, {}, with_files=True)
+        parse_settings(data, {})
+
+
+def test_config_check_names_file_key_and_every_fault_at_once(tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("")
+    config = tmp_path / "prod.toml"
+    config.write_text(
+        f'[clusters.a]\nprometheus_token_file = "{tmp_path}/token"\nprometheus_ca_file = "{tmp_path}/token"\n'
+    )
+    monkeypatch.setenv("WEATHERGLASS_CONFIG", "")  # the command sets it
+    monkeypatch.setenv("WEATHERGLASS_CLUSTERS__A__INVENTORY", f"{tmp_path}/none.csv")
+    result = CliRunner().invoke(cli, ["--config", str(config), "config", "check"])
+    lines = str(result.exception).splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith(f"{config}: clusters.a.prometheus_token_file = '{tmp_path}/token': is empty")
+    assert lines[1].startswith(f"{config}: clusters.a.prometheus_ca_file = '{tmp_path}/token': holds no certificate")
+    assert (
+        lines[2] == f"WEATHERGLASS_CLUSTERS__A__INVENTORY: clusters.a.inventory = '{tmp_path}/none.csv': no such file"
+    )
+    load_settings(config, {})  # what runs is not kept from running by files that are away
