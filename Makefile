@@ -19,7 +19,7 @@ run: install
 	$(BIN)/weatherglass run
 
 test: install check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --durations=25
 
 check: install
 	$(BIN)/ruff check .

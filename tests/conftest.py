@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests import services
+from tests import services, workers
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,6 +29,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         services.require(*marker.args)
     if item.get_closest_marker("traces"):
         _require_traces()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    workers.order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    return workers.count()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return workers.make_scheduler(config, log)
 
 
 def _require_traces() -> Path:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import getpass
 import http.server
+import itertools
 import json
 import os
 import secrets
@@ -23,13 +24,15 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 import pytest
+
+from tests import workers
 
 T = TypeVar("T")
 
@@ -98,11 +101,22 @@ def require(*programs: str) -> dict[str, str]:
     return {name: path for name, path in found.items() if path is not None}
 
 
+@functools.cache
+def _ports() -> Iterator[int]:
+    # Below those that the kernel gives to outgoing connections, which would take a port between its being given and its
+    # being used. The order is drawn apart from `random`, which hypothesis seeds.
+    share = list(workers.share_of(range(12_000, 32_000)))
+    secrets.SystemRandom().shuffle(share)
+    return itertools.cycle(share)
+
+
 def free_port() -> int:
-    """A TCP port of loopback that nobody listens on at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port of loopback that nobody listens on at this moment and no other worker is given."""
+    for port in itertools.islice(_ports(), 20_000):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServiceError("no free port")
 
 
 def wait_until(check: Callable[[], T], timeout_s: float = 15, period_s: float = 0.05, what: str = "") -> T:
