@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -120,17 +121,18 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
     except Exception as error:  # without a past the windows fill within minutes
         log.warning("no past to warm up with: %s", error)
     log.info("nowcast of %s: every %g s", name, chosen.tick_s)
-    run(
-        nowcast,
-        telemetry,
-        jobs,
-        chosen.tick_s,
-        stop,
-        job_forecasts=lambda: published_items(settings.published, name, "jobs"),
-        node_risks=lambda: published_items(settings.published, name, "node-risks"),
-        clean=clean,
-        on_tick=_reporter(settings, name),
-    )
+    with closing(telemetry), closing(jobs) if jobs is not None else nullcontext():
+        run(
+            nowcast,
+            telemetry,
+            jobs,
+            chosen.tick_s,
+            stop,
+            job_forecasts=lambda: published_items(settings.published, name, "jobs"),
+            node_risks=lambda: published_items(settings.published, name, "node-risks"),
+            clean=clean,
+            on_tick=_reporter(settings, name),
+        )
 
 
 def _past(telemetry: Any, cluster: Cluster, name: str, now: datetime) -> Any:

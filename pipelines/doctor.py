@@ -74,11 +74,14 @@ def check_store(settings: Settings) -> Iterator[Finding]:
 
 
 def check_source(settings: Settings, cluster: str, what: str) -> Iterator[Finding]:
+    from contextlib import closing
+
     from pipelines.sources import SourceError, build_jobs, build_telemetry
 
     chosen = settings.clusters[cluster]
     if what == "jobs" and chosen.jobs == "none":
-        nodes = len(build_jobs(cluster, chosen, settings.state).live().nodes)
+        with closing(build_jobs(cluster, chosen, settings.state)) as inventory:
+            nodes = len(inventory.live().nodes)
         yield Finding(f"{cluster} jobs", True, f"no scheduler is configured; {nodes} nodes in the inventory")
         return
     build = build_telemetry if what == "telemetry" else build_jobs
@@ -87,7 +90,9 @@ def check_source(settings: Settings, cluster: str, what: str) -> Iterator[Findin
     except SourceError as error:
         yield Finding(f"{cluster} {what}", False, str(error).removeprefix(f"{cluster}: "))
         return
-    for name, is_ok, message in source.check():
+    with closing(source):
+        findings = source.check()
+    for name, is_ok, message in findings:
         text = message.removeprefix(f"{cluster}: ")
         if what == "jobs" and chosen.jobs == "slurm" and name == "reachable" and not is_ok:
             text = _slurm_advice(cluster, text)

@@ -7,7 +7,8 @@ Only trouble with the store itself is raised, for it is everyone's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
@@ -23,7 +24,7 @@ from pipelines.retrain import TASKS, Retrained, retrain_task
 from pipelines.scheduler import SchedulerIngested, ingest_scheduler
 from pipelines.settings import Settings
 from pipelines.slots import derive_slots
-from pipelines.sources import SourceError, build_jobs, build_telemetry
+from pipelines.sources import JobSource, SourceError, build_jobs, build_telemetry
 from pipelines.store import Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -70,26 +71,43 @@ DERIVE: dict[str, Callable[..., Derived]] = {
 }
 
 
+@contextmanager
+def _jobs_of(settings: Settings, cluster: str, lent: JobSource | None = None) -> Iterator[JobSource]:
+    """The lent source of jobs, or one that is built for the block and closed after it."""
+    if lent is not None:
+        yield lent
+        return
+    with closing(build_jobs(cluster, settings.cluster(cluster), settings.state)) as source:
+        yield source
+
+
 def ingest_jobs_of(
-    store: Store, settings: Settings, cluster: str, now: datetime, since: datetime | None = None
+    store: Store,
+    settings: Settings,
+    cluster: str,
+    now: datetime,
+    since: datetime | None = None,
+    *,
+    source: JobSource | None = None,
 ) -> JobsIngested:
-    """Jobs and nodes of one cluster up to now."""
+    """Jobs and nodes of one cluster up to now; from `source`, which stays open, or from one of its own."""
     try:
-        source = build_jobs(cluster, settings.cluster(cluster), settings.state)
-        first_s = settings.ingest.initial_history_s
-        return ingest_jobs(store, source, cluster, now, first_history_s=first_s, since=since)
+        with _jobs_of(settings, cluster, source) as jobs:
+            first_s = settings.ingest.initial_history_s
+            return ingest_jobs(store, jobs, cluster, now, first_history_s=first_s, since=since)
     except SourceError as error:
         return JobsIngested(cluster, error=str(error))
 
 
-def ingest_scheduler_of(store: Store, settings: Settings, cluster: str, now: datetime) -> SchedulerIngested:
-    """Reservations, limits, queues, and the GPUs that jobs hold, of one cluster."""
-    about = settings.cluster(cluster)
+def ingest_scheduler_of(
+    store: Store, settings: Settings, cluster: str, now: datetime, *, source: JobSource | None = None
+) -> SchedulerIngested:
+    """Reservations, limits, priorities, queues, and the GPUs that jobs hold; `source` as of `ingest_jobs_of`."""
     try:
-        source = build_jobs(cluster, about, settings.state)
+        with _jobs_of(settings, cluster, source) as jobs:
+            return ingest_scheduler(store, jobs, cluster, settings.cluster(cluster).prometheus_matcher, now)
     except SourceError as error:
         return SchedulerIngested(cluster, error=str(error))
-    return ingest_scheduler(store, source, cluster, about.prometheus_matcher, now)
 
 
 def ingest_telemetry_of(
@@ -104,15 +122,12 @@ def ingest_telemetry_of(
 ) -> Ingested:
     """All windows of samples that are due for one cluster; arguments as of `ingest.ingest_telemetry`."""
     try:
-        source = build_telemetry(cluster, settings.cluster(cluster), settings.state)
+        with closing(build_telemetry(cluster, settings.cluster(cluster), settings.state)) as source:
+            return ingest_telemetry(
+                store, source, cluster, settings.ingest, now, since=since, backfill=backfill, progress=progress
+            )
     except SourceError as error:
         return Ingested(cluster, error=str(error))
-    try:
-        return ingest_telemetry(
-            store, source, cluster, settings.ingest, now, since=since, backfill=backfill, progress=progress
-        )
-    finally:
-        source.close()
 
 
 def derive_of(store: Store, settings: Settings, cluster: str, table: str) -> DerivedReport:
@@ -148,11 +163,16 @@ def ingest_cluster(
     Raises:
         StoreError: The store cannot be written.
     """
-    jobs = ingest_jobs_of(store, settings, cluster, now, since)
-    samples = ingest_telemetry_of(store, settings, cluster, now, since, backfill=backfill, progress=progress)
-    report = ClusterIngested(cluster, jobs, samples)
-    report.derived = [derive_of(store, settings, cluster, table) for table in DERIVE]
-    report.scheduler = ingest_scheduler_of(store, settings, cluster, now)
+    with ExitStack() as stack:
+        try:
+            source = stack.enter_context(_jobs_of(settings, cluster))
+        except SourceError:
+            source = None  # each step tries again, and says so in its report
+        jobs = ingest_jobs_of(store, settings, cluster, now, since, source=source)
+        samples = ingest_telemetry_of(store, settings, cluster, now, since, backfill=backfill, progress=progress)
+        report = ClusterIngested(cluster, jobs, samples)
+        report.derived = [derive_of(store, settings, cluster, table) for table in DERIVE]
+        report.scheduler = ingest_scheduler_of(store, settings, cluster, now, source=source)
     return report
 
 
@@ -160,8 +180,8 @@ def publish_jobs_of(store: Store, settings: Settings, cluster: str, now: datetim
     """Job forecasts of one cluster."""
 
     def work() -> Published:
-        source = build_jobs(cluster, settings.cluster(cluster), settings.state)
-        return publish_jobs(store, source, settings, cluster, now)
+        with _jobs_of(settings, cluster) as source:
+            return publish_jobs(store, source, settings, cluster, now)
 
     found, error = _guarded(cluster, "publishing job forecasts", work)
     return found or Published(cluster, error=error)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, get_args
 
 import polars as pl
 import pytest
@@ -12,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.vocabulary import JOB_COLUMNS, JOB_EXTRAS, conform, schema
+from pipelines import steps
 from pipelines.job_history import ingest_jobs
 from pipelines.scheduler import ingest_scheduler
-from pipelines.sources import SourceError
+from pipelines.settings import Cluster, load_settings
+from pipelines.sources import SourceError, build_jobs
 from pipelines.sources.kubernetes import KubernetesSource
 from pipelines.sources.kubernetes_jobs import Memory, jobs_of
 from pipelines.sources.kubernetes_nodes import nodes_of
@@ -162,6 +166,52 @@ def test_into_the_store(source: KubernetesSource, tmp_path: Path) -> None:
         known = store.query("SELECT job_id, state FROM core_jobs ORDER BY job_id")
         assert dict(known.rows())["ml/fine"] == "COMPLETED"
         assert known.height == 8
+
+
+def test_an_ingest_builds_its_source_once_and_closes_it(
+    past: Prometheus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both steps ask the same source, and its connections are closed, not left to the garbage collector."""
+    opened: list[KubernetesSource] = []
+    shut: list[str] = []
+
+    def build(*about: Any) -> Any:
+        built = build_jobs(*about)
+        monkeypatch.setattr(built, "close", lambda close=built.close: (shut.append(built.name), close()))
+        opened.append(built)
+        return built
+
+    monkeypatch.setattr(steps, "build_jobs", build)
+    text = f"""
+[clusters.kube]
+telemetry = "prometheus"
+jobs = "kubernetes"
+prometheus_url = "{past.url}"
+"""
+    path = tmp_path / "weatherglass.toml"
+    path.write_text(f'state_dir = "{tmp_path}/var"\n{text}')
+    chosen = load_settings(path, {})
+    with Store.open(f"sqlite:{tmp_path}/catalogue.sqlite", str(tmp_path / "data")) as store:
+        report = steps.ingest_cluster(store, chosen, "kube", at(50), since=at(40))
+        assert (report.errors, len(opened), shut) == ([], 1, ["kube"])
+        assert report.jobs.core_rows > 0
+        assert report.scheduler is not None
+        alone = steps.ingest_scheduler_of(store, chosen, "kube", at(51))
+        assert (alone.error, len(opened), shut) == (None, 2, ["kube", "kube"])
+        # A source that cannot be built is told by both steps, and the samples are read all the same.
+        broken = chosen.model_copy(update={"clusters": {"kube": chosen.clusters["kube"].model_copy(
+            update={"inventory": str(tmp_path / "gone.csv")})}})  # fmt: skip
+        report = steps.ingest_cluster(store, broken, "kube", at(52))
+        assert len([error for error in report.errors if "gone.csv" in error]) == 2
+        assert report.telemetry.error is None
+
+
+@pytest.mark.parametrize("kind", get_args(Cluster.model_fields["jobs"].annotation))
+def test_every_kind_of_job_source_can_be_closed(kind: str, tmp_path: Path) -> None:
+    chosen = Cluster(jobs=kind, jobs_path=str(tmp_path / "jobs.parquet"), prometheus_url="http://127.0.0.1:1")
+    with contextlib.closing(build_jobs("a", chosen, tmp_path)) as source:
+        assert source.name == "a"
+    source.close()
 
 
 # --- now ----------------------------------------------------------------------------------------------------------

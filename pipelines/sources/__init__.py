@@ -131,7 +131,7 @@ class TelemetrySource(Protocol):
 
 
 class JobSource(Protocol):
-    """Jobs and nodes of a scheduler."""
+    """Jobs and nodes of a scheduler; closed by whoever built it, as by `with contextlib.closing(build_jobs(…))`."""
 
     name: str
 
@@ -153,6 +153,10 @@ class JobSource(Protocol):
 
     def check(self) -> list[Finding]:
         """What an operator should know before trusting the source; never raises."""
+        ...
+
+    def close(self) -> None:
+        """Give up connections; again does nothing. Nothing is asked of the source afterwards."""
         ...
 
 
@@ -201,6 +205,8 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
             host=cluster.remote_write_host,
             port=cluster.remote_write_port,
             token_file=cluster.remote_write_token_file,
+            cert_file=cluster.remote_write_cert_file,
+            key_file=cluster.remote_write_key_file,
             max_body_mib=cluster.remote_write_max_body_mib,
             exporter_interval_s=cluster.exporter_interval_s,
             tick_s=cluster.tick_s,

@@ -255,6 +255,9 @@ class NoJobs:
         """Nothing can be wrong."""
         return [("jobs", True, f"no scheduler; {len(self._nodes)} nodes in the inventory")]
 
+    def close(self) -> None:
+        """Nothing is open."""
+
 
 def exists(path: str) -> Finding:
     """Finding on a file that a source reads."""

@@ -148,3 +148,6 @@ class SacctFile:
         age_s = datetime.now(UTC).timestamp() - (self._stamp or (0,))[0] / 1e9
         note = "; ".join([f"{len(jobs)} jobs, written {age_s:.0f} s ago", *self.warnings])
         return [found, ("format", not self.warnings, note), ("nodes", True, f"{len(nodes)} nodes in the inventory")]
+
+    def close(self) -> None:
+        """Nothing is open."""

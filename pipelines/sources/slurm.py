@@ -171,6 +171,9 @@ class SlurmSource:
                 findings.append(("preemptions", False, str(error)))
         return findings
 
+    def close(self) -> None:
+        """Nothing is open between questions."""
+
     def _accounting(self, settings: dict[str, str] | None) -> Iterable[Finding]:
         if settings is not None and not settings.get("AccountingStorageType", "").endswith("slurmdbd"):
             told = f"job history comes from {self._jobcomp}" if self._jobcomp else "set jobs_path to the jobcomp file"

@@ -163,3 +163,6 @@ class JobsTrace:
             return [found, ("format", True, f"{len(self._jobs)} jobs, to {self._jobs['submit_time'].max()}")]
         except SourceError as error:
             return [found, ("format", False, str(error))]
+
+    def close(self) -> None:
+        """Nothing is open."""
