@@ -401,7 +401,8 @@ class Store:
         for attempt in range(_ATTEMPTS):
             try:
                 with self._cursor() as cursor:
-                    return _commit(cursor, fn, guarded=self._lock.path is not None)
+                    folder = Path(self.location.data_path).absolute() if self.location.is_local else None
+                    return _commit(cursor, fn, guarded=self._lock.path is not None, folder=folder)
             except MissingMark as missing:
                 self._create_mark(missing.cluster, missing.source)
             except duckdb.Error as error:
@@ -493,14 +494,19 @@ def check_store(url: str, data_path: str, **options: Any) -> list[Check]:
         return [Check("store", False, str(error))]
 
 
-def _commit(cursor: duckdb.DuckDBPyConnection, fn: Callable[[Writer], T], *, guarded: bool) -> T:
+def _commit(cursor: duckdb.DuckDBPyConnection, fn: Callable[[Writer], T], *, guarded: bool, folder: Path | None) -> T:
+    writer = Writer(cursor, guarded=guarded, folder=folder)
+    is_committing = False
     cursor.execute("BEGIN")
     try:
-        result = fn(Writer(cursor, guarded=guarded))
+        result = fn(writer)
+        is_committing = True
         cursor.execute("COMMIT")
-    except BaseException:
+    except BaseException as error:
         with suppress(duckdb.Error):
             cursor.execute("ROLLBACK")
+        if not is_committing or is_conflict(error):  # else it may be committed although its answer was lost
+            writer.discard()
         raise
     return result
 

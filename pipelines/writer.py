@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import duckdb
 import polars as pl
 
 from features.vocabulary import COLUMNS, TABLES, Table, conform
-from pipelines.catalogue import MARKS, quoted
+from pipelines import row_files
+from pipelines.catalogue import LAKE, MARKS, quoted, quoted_text
 from pipelines.store_errors import StoreInputError
 
 Parameters = Sequence[Any] | Mapping[str, Any]
@@ -25,7 +27,7 @@ _ROWS = "_weatherglass_rows"
 
 
 class MissingMark(Exception):  # noqa: N818 (a signal to `Store.transact`, never seen outside)
-    """The high-water row has to be created in a transaction of its own first."""
+    """The high-water row has to be created in a transaction of its own first, as other writers may be active."""
 
     def __init__(self, cluster: str, source: str) -> None:
         super().__init__(f"{cluster}/{source}")
@@ -36,11 +38,19 @@ class MissingMark(Exception):  # noqa: N818 (a signal to `Store.transact`, never
 class Writer:
     """Changes rows inside one transaction; everything is committed together or not at all."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, *, guarded: bool) -> None:
-        """Args: connection with an open transaction; `guarded`: whether no other writer can be active."""
+    def __init__(self, connection: duckdb.DuckDBPyConnection, *, guarded: bool, folder: Path | None = None) -> None:
+        """Changes go through `connection`, whose transaction is open.
+
+        Args:
+            connection: With an open transaction.
+            guarded: Whether no other writer can be active.
+            folder: The store's data folder when it lies on this host.
+        """
+        self._folder = folder
         self._connection = connection
         self._guarded = guarded
         self._touched: set[tuple[str, str]] = set()
+        self._files: list[Path] = []
 
     def append(self, table: str, frame: pl.DataFrame) -> int:
         """Insert rows.
@@ -127,6 +137,11 @@ class Writer:
             raise StoreInputError(f"mark of {cluster}/{source}: {at} has no time zone; pass UTC")
         self._update_mark(cluster, source, "high_water = ?, ", [at])
 
+    def discard(self) -> None:
+        """Remove the files of a transaction that is known not to be committed."""
+        for path in self._files:
+            path.unlink(missing_ok=True)
+
     def mark(self, cluster: str, source: str) -> datetime | None:
         """The high-water mark; None when the source has never been read."""
         return read_mark(self._connection, cluster, source)
@@ -149,11 +164,21 @@ class Writer:
             [*values, cluster, source],
         ).fetchall()
         if not found or not found[0][0]:
-            raise MissingMark(cluster, source)
+            if not self._guarded:  # two that insert it at once would not conflict
+                raise MissingMark(cluster, source)
+            at = values[0] if values else None
+            self._connection.execute(f"INSERT INTO {MARKS} VALUES (?, ?, ?, 1)", [cluster, source, at])
         self._touched.add((cluster, source))
 
     def _insert(self, table: str, rows: pl.DataFrame) -> int:
-        if not rows.is_empty():
+        if self._folder is not None and row_files.fits(rows):
+            files = row_files.write_files(self._folder, _table(table), rows)
+            self._files += files
+            for path in files:
+                self._connection.execute(
+                    f"CALL ducklake_add_data_files({quoted_text(LAKE)}, {quoted_text(table)}, {quoted_text(str(path))})"
+                )
+        elif not rows.is_empty():
             with _registered(self._connection, rows):
                 self._connection.execute(f"INSERT INTO {quoted(table)} BY NAME SELECT * FROM {_ROWS}")
         return rows.height
