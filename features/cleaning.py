@@ -20,6 +20,7 @@ from features.cleaning_rows import keyed, unique
 from features.cleaning_series import judged, without_frozen_energy
 from features.vocabulary import (
     GPU_HEALTH,
+    GPU_KEYS,
     GPU_QUANTITIES,
     LINK_QUANTITIES,
     NODE_QUANTITIES,
@@ -29,8 +30,8 @@ from features.vocabulary import (
 )
 
 __all__ = [
-    "QUALITY_SCHEMA", "REASONS", "clean_gpu_samples", "clean_health_samples", "clean_link_samples",
-    "clean_node_samples", "clean_port_samples", "counter_deltas", "health_minutes",
+    "QUALITY_SCHEMA", "REASONS", "believable_gpu_samples", "clean_gpu_samples", "clean_health_samples",
+    "clean_link_samples", "clean_node_samples", "clean_port_samples", "counter_deltas", "health_minutes",
 ]  # fmt: skip
 
 _GPU = ("cluster", "node", "gpu_uuid")
@@ -61,6 +62,22 @@ def clean_gpu_samples(
     samples = _believable(frame, now, findings)
     past = None if history is None else _believable(history, None, [])
     return judged(samples, past, findings), quality(findings)
+
+
+def believable_gpu_samples(frame: pl.DataFrame, now: datetime | None = None) -> pl.DataFrame:
+    """Samples each of which may be believed by itself, for who judges their course otherwise (`cleaning_live.py`).
+
+    Args:
+        frame: As for `clean_gpu_samples`.
+        now: As there.
+
+    Returns:
+        A frame in the columns of `core_gpu_samples`, one row a key.
+
+    Raises:
+        ValueError: A key column is missing or a column is not of the table.
+    """
+    return _believable(frame, now, []).select(*GPU_KEYS, *GPU_QUANTITIES)
 
 
 def _believable(frame: pl.DataFrame, now: datetime | None, findings: list[pl.DataFrame]) -> pl.DataFrame:

@@ -1,7 +1,8 @@
 """Courses over time that cannot be true: frozen values, counters stuck at 0 while the GPU works, a rate's first 0.
 
 What several samples of one GPU tell about each other belongs here; single values stand in `cleaning_bounds.py`. What
-is short is left alone: a pause of traffic or a steady minute is no fault of an exporter.
+is short is left alone: a pause of traffic or a steady minute is no fault of an exporter. Whole frames are judged here;
+a sample at a time, as the nowcast reads them, in `cleaning_live.py` by the same figures.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from features.cleaning_findings import count, without
 from features.vocabulary import GPU_KEYS, GPU_QUANTITIES
 
 # Samples of one condition in a row, and the time that they cover, before it is called one.
-_SAMPLES = 3
-_COVERS = timedelta(seconds=60)
-_FROZEN_COVERS = timedelta(minutes=5)
-_BUSY_ACTIVITY, _BUSY_UTIL, _BUSY_POWER = 0.3, 0.5, 0.5
+SAMPLES = 3
+COVERS = timedelta(seconds=60)
+FROZEN_COVERS = timedelta(minutes=5)
+BUSY_ACTIVITY, BUSY_UTIL, BUSY_POWER = 0.3, 0.5, 0.5
 # After a silence this long a rate that an exporter makes of counters begins anew.
-_SILENCE = timedelta(seconds=90)
+SILENCE = timedelta(seconds=90)
 _NVLINK = ("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
 _PCIE = ("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s")
-_PROFILING = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
-_GAUGES = (
-    "gpu_util_ratio", *_PROFILING, "fb_used_bytes", "gpu_power_w", "gpu_temp_c", "mem_temp_c", "gpu_temp_margin_c",
+PROFILING = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
+GAUGES = (
+    "gpu_util_ratio", *PROFILING, "fb_used_bytes", "gpu_power_w", "gpu_temp_c", "mem_temp_c", "gpu_temp_margin_c",
     "sm_clock_hz", "mem_clock_hz", *_NVLINK, *_PCIE,
 )  # fmt: skip
-_OF_THE_JOB = ("step_time_s",)  # the job's own word, which no exporter of GPUs can freeze
+OF_THE_JOB = ("step_time_s",)  # the job's own word, which no exporter of GPUs can freeze
 
 
 def judged(samples: pl.DataFrame, history: pl.DataFrame | None, findings: list[pl.DataFrame]) -> pl.DataFrame:
@@ -65,8 +66,8 @@ def _value(rows: pl.DataFrame, expression: pl.Expr) -> pl.Series:
 
 
 def _busy() -> pl.Expr:
-    active = pl.max_horizontal("sm_active_ratio", "engine_active_ratio") >= _BUSY_ACTIVITY
-    return active.fill_null(False) | (pl.col("gpu_util_ratio") >= _BUSY_UTIL).fill_null(False)
+    active = pl.max_horizontal("sm_active_ratio", "engine_active_ratio") >= BUSY_ACTIVITY
+    return active.fill_null(False) | (pl.col("gpu_util_ratio") >= BUSY_UTIL).fill_null(False)
 
 
 def _long(rows: pl.DataFrame, run: pl.Series, holds: pl.Series, covers: timedelta) -> pl.Series:
@@ -81,7 +82,7 @@ def _long(rows: pl.DataFrame, run: pl.Series, holds: pl.Series, covers: timedelt
         .filter("holds")
         .group_by("run")
         .agg(pl.len().alias("n"), (pl.col("ts").max() - pl.col("ts").min()).alias("span"))
-        .filter((pl.col("n") >= _SAMPLES) & (pl.col("span") * pl.col("n") / (pl.col("n") - 1) >= covers))
+        .filter((pl.col("n") >= SAMPLES) & (pl.col("span") * pl.col("n") / (pl.col("n") - 1) >= covers))
     )
     return holds & run.is_in(lengths["run"].implode())
 
@@ -91,17 +92,17 @@ def _frozen(rows: pl.DataFrame, starts: pl.Series, found: list[pl.DataFrame]) ->
     still = _value(rows, (pl.col("gpu_power_w") == pl.col("gpu_power_w").shift()) & _busy()) & ~starts
     # The cheap look first: the power that a working board draws never rests for long.
     lengths = still.rle().struct.unnest()
-    if not (lengths["value"] & (lengths["len"] >= _SAMPLES - 1)).any():
+    if not (lengths["value"] & (lengths["len"] >= SAMPLES - 1)).any():
         return rows
-    same = pl.all_horizontal(pl.col(name).eq_missing(pl.col(name).shift()) for name in _GAUGES)
+    same = pl.all_horizontal(pl.col(name).eq_missing(pl.col(name).shift()) for name in GAUGES)
     beside = pl.any_horizontal(pl.col("gpu_temp_c", "sm_clock_hz", "fb_used_bytes").is_not_null())
     still &= _value(rows, same & beside)
     # An exporter slower than its scraper repeats each value some times: every value is a run of its own.
-    frozen = _long(rows, (~still).cum_sum(), still | still.shift(-1, fill_value=False), _FROZEN_COVERS)
+    frozen = _long(rows, (~still).cum_sum(), still | still.shift(-1, fill_value=False), FROZEN_COVERS)
     if not frozen.any():
         return rows
     found.append(count(rows.filter(frozen & ~rows["_is_past"]), "ts", "frozen"))
-    names = [name for name in GPU_QUANTITIES if name not in _OF_THE_JOB]
+    names = [name for name in GPU_QUANTITIES if name not in OF_THE_JOB]
     return rows.with_columns(pl.when(~frozen).then(pl.col(name)).alias(name) for name in names)
 
 
@@ -109,12 +110,12 @@ def _stuck(rows: pl.DataFrame, starts: pl.Series, found: list[pl.DataFrame]) -> 
     """Profiling counters that stay at 0 while utilisation or power say that the GPU works."""
     if rows["engine_active_ratio"].null_count() == len(rows):
         return rows
-    works = (pl.col("gpu_util_ratio") >= _BUSY_UTIL).fill_null(False) | (
-        pl.col("gpu_power_w") >= _BUSY_POWER * pl.col("power_limit_w")
+    works = (pl.col("gpu_util_ratio") >= BUSY_UTIL).fill_null(False) | (
+        pl.col("gpu_power_w") >= BUSY_POWER * pl.col("power_limit_w")
     ).fill_null(False)
     holds = _value(rows, (pl.col("engine_active_ratio") == 0) & works)
-    stuck = _long(rows, ((holds != holds.shift()) | starts).fill_null(True).cum_sum(), holds, _COVERS)
-    for name in _PROFILING if stuck.any() else ():
+    stuck = _long(rows, ((holds != holds.shift()) | starts).fill_null(True).cum_sum(), holds, COVERS)
+    for name in PROFILING if stuck.any() else ():
         rows = _nulled(rows, stuck & (rows[name] == 0).fill_null(False), name, "stuck", found)
     return rows
 
@@ -137,8 +138,8 @@ def _silent(rows: pl.DataFrame, starts: pl.Series, found: list[pl.DataFrame]) ->
                 pl.col("loaded").sum().alias("n"),
                 (pl.col("ts").filter("loaded").max() - pl.col("ts").filter("loaded").min()).alias("span"),
             )
-            .filter((pl.col("most") == 0) & (pl.col("n") >= _SAMPLES))
-            .filter(pl.col("span") * pl.col("n") / (pl.col("n") - 1) >= _COVERS)
+            .filter((pl.col("most") == 0) & (pl.col("n") >= SAMPLES))
+            .filter(pl.col("span") * pl.col("n") / (pl.col("n") - 1) >= COVERS)
         )
         dead = board.is_in(boards["board"].implode())
         for name in names if dead.any() else ():
@@ -171,7 +172,7 @@ def _first_of_rate(rows: pl.DataFrame, starts: pl.Series, new: pl.Series, found:
     zero = _value(rows, most == 0)
     if not zero.any():
         return rows
-    begins = (pl.col("ts") - pl.col("ts").shift() > _SILENCE) | most.shift().is_null()
+    begins = (pl.col("ts") - pl.col("ts").shift() > SILENCE) | most.shift().is_null()
     first = (_value(rows, begins) & ~starts) | new
     follows = _value(rows, most.shift(-1) > 0) & ~starts.shift(-1, fill_value=True)
     for name in _NVLINK:
@@ -200,6 +201,6 @@ def without_frozen_energy(samples: pl.DataFrame, findings: list[pl.DataFrame]) -
     )
     still = _value(rows, same)
     if still.any():
-        frozen = _long(rows, (~still).cum_sum(), still | still.shift(-1, fill_value=False), _FROZEN_COVERS)
+        frozen = _long(rows, (~still).cum_sum(), still | still.shift(-1, fill_value=False), FROZEN_COVERS)
         rows = without(rows, frozen, "energy_total_j", "frozen", findings)
     return rows.sort("gpu_uuid", "ts")

@@ -13,6 +13,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from features.cleaning_bounds import bounded
+from features.cleaning_live import Courses, Revision, course_inputs
 from features.conditions import CLASSES, DISTANCE, INDEX, QUANTITIES, JobState, inputs, quantities
 from features.history import SampleHistory
 from features.thresholds import ThresholdBook
@@ -21,6 +23,13 @@ from features.windows import FEATURES, SLOTS, FeatureBlock, pace_steps, peer_fea
 _CHUNK = 8_192  # rows gathered at a time: 8,192 × 12 × 40 × 4 bytes stay near the cache
 _MIN_CAPACITY = 1_024
 _AHEAD_S = 5.0  # a clock that runs ahead by less than this makes a sample new, not wrong
+# Quantities that fall with what a later sample refutes: step times and inlets are not the GPU's exporter's.
+_REFUTED = {
+    "frozen": tuple(name for name in QUANTITIES if name not in ("step_ratio", "inlet_temp_c")),
+    "stuck": (),
+    "zero_under_load": ("nvlink_fill_ratio", "nvlink_distance_ratio"),
+    "first_of_rate": ("nvlink_fill_ratio", "nvlink_distance_ratio"),
+}
 FORGET_S = 3_600.0  # a GPU that has been silent for this long gives its place up
 
 
@@ -35,14 +44,18 @@ class RingWindow:
         book: Limits of the nodes.
         stale_s: A GPU whose newest sample is older than this counts nowhere.
         slots: Samples kept per GPU.
+        courses: Judges each sample by those before it, as ingest does; None: samples are believed as they come.
 
     Attributes:
         count: GPUs there are; their indices are 0 … count - 1.
         ahead: Samples of the last `observe` that were dropped because they lay in the future.
     """
 
-    def __init__(self, book: ThresholdBook, *, stale_s: float = 45.0, slots: int = SLOTS) -> None:
+    def __init__(
+        self, book: ThresholdBook, *, stale_s: float = 45.0, slots: int = SLOTS, courses: Courses | None = None
+    ) -> None:
         self.book = book
+        self.courses = courses
         self.stale_s = stale_s
         self.slots = slots
         self.count = 0
@@ -60,6 +73,7 @@ class RingWindow:
         self._interval_s = 15.0
         self._values = np.zeros((len(QUANTITIES), 0, slots), dtype=np.float32)
         self._ts = np.zeros((0, slots))
+        self._util = np.zeros((0, slots if courses is not None else 0), dtype=np.float32)
         self._head = np.zeros(0, dtype=np.int64)
         self._limits: dict[str, NDArray[np.float32]] = book.arrays([])
         self._state = JobState()
@@ -103,7 +117,8 @@ class RingWindow:
         self.ahead = 0
         if node is not None and node.height and {"node", "inlet_temp_c"} <= set(node.columns):
             newest = _until(node, now_s).sort("ts") if "ts" in node.columns else node
-            self._inlet.update(newest.select("node", "inlet_temp_c").drop_nulls().iter_rows())
+            newest = bounded(newest.select("node", "inlet_temp_c"), ("inlet_temp_c",), [])
+            self._inlet.update(newest.drop_nulls().iter_rows())
         gpu = gpu.filter(pl.col("ts").is_not_null() & pl.col("gpu_uuid").is_not_null() & pl.col("node").is_not_null())
         told = gpu.height
         gpu = _until(gpu, now_s)
@@ -126,6 +141,8 @@ class RingWindow:
         if self._inlet and "inlet_temp_c" not in frame.columns:
             by_code = np.array([self._inlet.get(name, np.nan) for name in self.node_names], dtype=np.float32)
             columns["inlet_temp_c"] = by_code[host]
+        if self.courses is not None:
+            columns |= course_inputs(frame, columns)
         newer = ~(ts <= self.last_ts[index])  # NaN: never seen
         if not newer.all():
             index, host, ts, job = index[newer], host[newer], ts[newer], job[newer]
@@ -138,6 +155,12 @@ class RingWindow:
         gaps = ts - self.last_ts[index]
         if np.isfinite(gaps).any():
             self._interval_s = float(np.nanmedian(gaps))
+        self.job[index] = job
+        util = columns["gpu_util_ratio"]
+        if self.courses is not None:
+            alone = self._alone(job)
+            for revision in self.courses.judge(index, ts, self.last_ts[index], columns, alone):
+                self._revise(revision)
         limits = {name: values[index] for name, values in self._limits.items()}
         values, since = quantities(columns, limits, self._state, index, ts, job)
         slot = self._head[index]
@@ -145,12 +168,43 @@ class RingWindow:
             self._values[q, index, slot] = values[q]
             self.latest[q, index] = values[q]
         self._ts[index, slot] = ts
+        if self.courses is not None:
+            self._util[index, slot] = util
         self._head[index] = (slot + 1) % self.slots
-        self.last_ts[index], self.job[index], self.since[index] = ts, job, since
+        self.last_ts[index], self.since[index] = ts, since
         if "gpu_index" in frame.columns and frame["gpu_index"].null_count() == 0:
             wanted = frame["gpu_index"].to_numpy()
             self.gpu_index[index] = wanted if newer.all() else wanted[newer]
         return len(index)
+
+    def _alone(self, job: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows are of jobs that have one GPU."""
+        gpus = np.bincount(self.job[: self.count] + 1)
+        return (job >= 0) & (gpus[job + 1] == 1)
+
+    def _revise(self, revision: Revision) -> None:
+        """Take back what later samples refute, as if it had never been measured."""
+        gpus, since, until = revision.gpus, revision.since_s, revision.until_s
+        names = _REFUTED[revision.reason]
+        for step in range(self.slots):
+            slot = (self._head[gpus] - 1 - step) % self.slots
+            ts = self._ts[gpus, slot]
+            earlier = ts >= since
+            meant = earlier & (ts <= until)
+            g, k = gpus[meant], slot[meant]
+            for name in names:
+                self._values[INDEX[name], g, k] = np.nan
+            if revision.reason == "stuck":  # then utilisation tells how active a GPU was
+                idle = self._values[INDEX["activity_ratio"], g, k] == 0
+                self._values[INDEX["activity_ratio"], g[idle], k[idle]] = self._util[g[idle], k[idle]]
+            if not earlier.all():
+                gpus, since, until = gpus[earlier], since[earlier], until[earlier]
+            if not len(gpus):
+                break
+        if revision.reason == "frozen":  # a plateau that was found meanwhile is none
+            state = self._state
+            none = revision.gpus[state.found[revision.gpus] >= revision.since_s]
+            state.plateau[none], state.found[none], state.settling_since[none] = np.nan, np.nan, np.nan
 
     def _indices(self, frame: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Index of the GPU and code of the node of each row."""
@@ -249,8 +303,9 @@ class RingWindow:
 
     def _arrays(self) -> list[NDArray]:
         """All that is kept per GPU along the first axis."""
-        mine = (self.gpu_index, self.node, self.job, self.since, self.last_ts, self._ts, self._head)
-        return [*mine, *self._limits.values(), *vars(self._state).values()]
+        mine = (self.gpu_index, self.node, self.job, self.since, self.last_ts, self._ts, self._util, self._head)
+        courses = self.courses.arrays() if self.courses is not None else []
+        return [*mine, *self._limits.values(), *vars(self._state).values(), *courses]
 
     def _grow(self, wanted: int) -> None:
         have = len(self.node)
@@ -270,9 +325,12 @@ class RingWindow:
         self.since, self.last_ts = wider(self.since, np.nan), wider(self.last_ts, np.nan)
         self.latest = wider(self.latest, np.nan, 1)
         self._values, self._ts = wider(self._values, np.nan, 1), wider(self._ts, np.nan)
+        self._util = wider(self._util, np.nan)
         self._head = wider(self._head, 0)
         self._limits = {name: wider(values, np.nan) for name, values in self._limits.items()}
         self._state.grow(size)
+        if self.courses is not None:
+            self.courses.grow(size)
 
     def _jobs(self, frame: pl.DataFrame, job_by_node: Mapping | None) -> NDArray[np.int64]:
         if "job_id" not in frame.columns or frame["job_id"].dtype == pl.Null:
@@ -375,9 +433,28 @@ class RingWindow:
         """GPUs of a node that have been seen."""
         return self._node_sizes.get(node, 0)
 
+    def samples(self) -> pl.DataFrame:
+        """All that the rings hold, as `gpu_uuid`, `node`, `ts` (UTC) and `QUANTITIES`, a row a sample, oldest first."""
+        gpu, slot = np.nonzero(~np.isnan(self._ts[: self.count]))
+        names = pl.DataFrame(
+            {"gpu_uuid": self.uuids, "node": self.nodes}, schema=dict.fromkeys(("gpu_uuid", "node"), pl.String)
+        )
+        ts = pl.Series("ts", np.rint(self._ts[gpu, slot] * 1e6).astype(np.int64)).cast(pl.Datetime("us", "UTC"))
+        values = [pl.Series(name, self._values[i, gpu, slot], nan_to_null=True) for name, i in INDEX.items()]
+        return names[gpu].with_columns(ts, *values).sort("gpu_uuid", "ts")
+
+    def refuted(self, now_s: float) -> dict[str, NDArray[np.int64]]:
+        """Indices of fresh GPUs whose newest sample their course refutes, by reason (`cleaning_findings.REASONS`)."""
+        courses, n = self.courses, self.count
+        if courses is None:
+            return {}
+        fresh = self.is_fresh(now_s)
+        found = {"frozen": courses.is_frozen, "stuck": courses.is_stuck, "zero_under_load": courses.is_silent}
+        return {reason: np.flatnonzero(fresh & flags[:n]) for reason, flags in found.items()}
+
     def nbytes(self) -> int:
         """Bytes of the rings."""
-        return self._values.nbytes + self._ts.nbytes + self.latest.nbytes
+        return self._values.nbytes + self._ts.nbytes + self._util.nbytes + self.latest.nbytes
 
 
 def _until(frame: pl.DataFrame, now_s: float | None) -> pl.DataFrame:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from features.cleaning_live import Courses
 from features.conditions import CLASSES
 from features.telemetry import RingWindow
 from features.thresholds import ThresholdBook
@@ -83,7 +84,8 @@ class Nowcast:
         self.registry = registry
         self.forecaster: BottleneckForecaster = TrendForecaster()
         self._overrides = overrides
-        self.window = RingWindow(ThresholdBook(overrides=overrides), stale_s=self.config.stale_s)
+        book = ThresholdBook(overrides=overrides)
+        self.window = RingWindow(book, stale_s=self.config.stale_s, courses=Courses())
         self.journal = Journal(publisher.root, cluster)
         self.episodes = Episodes(cluster, self.config.publish_probability)
         self.inventory = Inventory()
@@ -358,6 +360,20 @@ class Nowcast:
         except (OSError, SnapshotError, msgspec.DecodeError):
             return []
 
+    def _note_refuted(self, now: datetime) -> dict[str, int]:
+        """Fresh GPUs whose values are not believed for their course, by reason; frozen ones are a problem to solve."""
+        refuted = self.window.refuted(now.timestamp())
+        frozen = refuted.get("frozen", ())
+        if len(frozen):
+            first = int(frozen[0])
+            self.problems["telemetry-values"] = (
+                f"{len(frozen)} GPUs have had the very same values for minutes while they work, as "
+                f"{self.window.uuids[first]} on {self.window.nodes[first]}: restart the exporters of their nodes"
+            )
+        else:
+            self.problems.pop("telemetry-values", None)
+        return {reason: len(gpus) for reason, gpus in refuted.items()}
+
     def _write_status(
         self,
         now: datetime,
@@ -368,6 +384,7 @@ class Nowcast:
         scores: Sequence[Scored],
     ) -> dict[str, Any]:
         self.problems.pop("status", None)
+        refuted = self._note_refuted(now)
         there = self.window.age_s(now.timestamp()) <= GONE_S
         status = {
             "cluster": self.cluster,
@@ -377,6 +394,7 @@ class Nowcast:
             "gpus": int(there.sum()),
             "fresh_gpus": int(fresh.sum()),
             "stale_gpus": int((there & ~fresh).sum()),
+            "refuted_gpus": refuted,
             "excluded_nodes": len(self.inventory.excluded),
             "samples_total": self.samples_total,
             "samples_ahead_total": self.samples_ahead_total,
