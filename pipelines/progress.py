@@ -99,3 +99,8 @@ def span(seconds: float) -> str:
     if hours < 24:
         return f"{hours} h {minutes:02d} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: `1 sample`, `2,000 samples`, `3 boxes` where the plural is given."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

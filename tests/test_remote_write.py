@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import math
+import os
+import re
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -32,13 +36,14 @@ from pipelines.sources.prometheus import PrometheusSource
 from pipelines.sources.remote_write import RemoteWriteSource
 from pipelines.sources.remote_write_intake import Intake
 from pipelines.sources.remote_write_newest import Newest
-from pipelines.sources.remote_write_progress import IntakeState, Progress, read_state
+from pipelines.sources.remote_write_progress import IntakeState, Progress, read_state, write_state
 from pipelines.sources.remote_write_series import Series
 from pipelines.sources.remote_write_wire import parse_labels
 from pipelines.sources.sample_log import Chunk, SampleLog
 from pipelines.sources.series import Index
 from pipelines.sources.spool import Spool
 from pipelines.store import Store
+from tests.metric_services import make_authority, make_certificate
 from tests.services import Pages, Process, Prometheus, free_port, scrape_config, wait_until
 
 NAMES = ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_PROF_SM_ACTIVE")
@@ -530,19 +535,130 @@ def test_lag_is_what_the_state_file_says(source: RemoteWriteSource) -> None:
     ts = now_ms() - 100_000
     post(source.port, request(series_bytes(gpu_labels(NAMES[0]), [(1.0, ts)])))
     wait_until(lambda: read_state(source.folder), 5)
-    other = RemoteWriteSource("a", source.folder, port=0, tick_s=1)  # as another process sees it
+    other = RemoteWriteSource("a", source.folder, port=source.port, tick_s=1)  # as another process sees it
     assert 99 < other.watermark_lag_s < 110
     findings = {name: (ok, text) for name, ok, text in other.check()}
     assert findings["reachable"][0]
     assert "1 sender (127.0.0.1)" in findings["reachable"][1]
-    assert "everything has arrived up to 10" in findings["fresh"][1]
+    assert "everything has arrived up to 2 min ago" in findings["fresh"][1]
+    assert findings["receiver"] == (
+        True,
+        f"listens on http://127.0.0.1:{source.port}/api/v1/write, process {os.getpid()}",
+    )
 
 
 def test_doctor_is_told_how_to_send(tmp_path: Path) -> None:
-    source = RemoteWriteSource("a", tmp_path, host="0.0.0.0", port=8704)
+    port = free_port()
+    source = RemoteWriteSource("a", tmp_path, host="0.0.0.0", port=port)
     findings = source.check()
-    assert [(name, ok) for name, ok, _ in findings] == [("token", False), ("reachable", False)]
-    assert "url: http://THIS_HOST:8704/api/v1/write" in findings[1][2]
+    assert [(name, ok) for name, ok, _ in findings] == [("token", False), ("receiver", False), ("reachable", False)]
+    assert f"nothing listens on 0.0.0.0:{port}: start the nowcast (`weatherglass run`, or" in findings[1][2]
+    assert f"url: http://THIS_HOST:{port}/api/v1/write" in findings[2][2]
+
+
+# --- the receiver is kept up ----------------------------------------------------------------------------------
+
+
+def by_name(source: RemoteWriteSource) -> dict[str, tuple[bool, str]]:
+    return {name: (ok, text) for name, ok, text in source.check()}
+
+
+def test_a_taken_port_is_tried_again_and_said_until_it_is_free(tmp_path: Path) -> None:
+    with Pages() as stranger:
+        source = RemoteWriteSource("a", tmp_path, port=stranger.port, exporter_interval_s=1, tick_s=1)
+        for _ in range(2):
+            with pytest.raises(SourceError) as caught:
+                source.latest()
+        text = str(caught.value)
+        assert re.match(r"a: no samples are received since 2\d{3}-\d\d-\d\d \d\d:\d\d UTC: cannot listen on ", text)
+        assert text.split(" UTC: ")[1] == (
+            f"cannot listen on 127.0.0.1:{stranger.port}: Address already in use: stop what listens there, or set "
+            "clusters.a.remote_write_port; tried again every 1 s, and senders keep what they could not send for about "
+            "two hours"
+        )
+        assert source.receiver_problem == text.removeprefix("a: ")
+        other = RemoteWriteSource("a", tmp_path, port=stranger.port)  # as doctor sees it
+        is_ok, said = by_name(other)["receiver"]
+        assert not is_ok
+        assert f"127.0.0.1:{stranger.port} is in use, and what listens there is not the receiver of a" in said
+        assert "clusters.a.remote_write_port" in said
+        assert by_name(other)["reachable"][1].startswith("nothing has arrived yet: mend the receiver, then put")
+    try:
+        source.latest()
+        assert source.receiver_problem is None
+        assert post(source.port, good_body())[0] == 204
+        assert by_name(other)["receiver"][0]
+    finally:
+        source.close()
+    assert "nothing listens on" in by_name(other)["receiver"][1]
+
+
+def test_two_receivers_on_one_port_are_told_apart(source: RemoteWriteSource, tmp_path: Path) -> None:
+    other = RemoteWriteSource("b", tmp_path / "b", port=source.port)
+    assert "what listens there is not the receiver of b" in by_name(other)["receiver"][1]
+    same = RemoteWriteSource("a", source.folder, port=source.port)
+    with pytest.raises(SourceError, match="Address already in use"):
+        same.latest()
+    assert by_name(same)["receiver"][0]  # a second nowcast of a cluster does not speak for the first
+
+
+def test_a_receiver_that_ended_is_started_again(source: RemoteWriteSource, caplog: pytest.LogCaptureFixture) -> None:
+    post(source.port, good_body(1.0))
+    keeper = source._keeper
+    assert keeper._receiver is not None
+    ended = keeper._receiver
+    assert ended._loop is not None
+    ended._loop.call_soon_threadsafe(ended._loop.stop)
+    wait_until(lambda: not ended.is_running(), 10)
+    port = source.port
+    source.latest()
+    assert "the receiver of remote-write has ended; it is started again" in caplog.text
+    assert (source.port, source.receiver_problem) == (port, None)
+    assert post(port, good_body(2.0))[0] == 204
+    assert keeper._intake is not None
+    keeper._intake.close()  # as if its thread had died
+    source.latest()
+    assert post(port, good_body(3.0))[0] == 204
+    assert len(logged(source.folder)) == 3
+
+
+def test_a_silent_receiver_is_not_said_to_have_everything(source: RemoteWriteSource) -> None:
+    post(source.port, good_body())
+    source.close()
+    state, long_ago = read_state(source.folder), now_ms() - 25 * 60_000
+    assert state is not None
+    for sender in state.senders.values():
+        sender.heard_ms = sender.complete_ms = long_ago
+    state.complete_ms = long_ago
+    write_state(source.folder, state)
+    found = by_name(source)
+    assert [name for name, (ok, _) in found.items() if not ok] == ["receiver", "reachable", "fresh"]
+    assert "heard 25 min ago: mend the receiver first" in found["reachable"][1]
+    assert re.match(r"complete only up to .* UTC, 25 min ago: what came since waits at the senders", found["fresh"][1])
+    assert "everything" not in str(found)
+
+
+def test_a_renewed_token_is_taken_up_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    source = RemoteWriteSource("a", tmp_path / "spool", port=0, token_file=str(token))
+    try:
+        port = source.listen()
+        assert post(port, good_body(), Authorization="Bearer first")[0] == 204
+        token.write_text("second\n")
+        source.latest()
+        assert post(port, good_body(), Authorization="Bearer first")[0] == 401
+        assert post(port, good_body(), Authorization="Bearer second")[0] == 204
+        assert source.latest().gpu.height == 1  # what came before is still there
+        token.write_text("")
+        assert "is empty: it must hold the token alone" in " ".join(source.latest().warnings)
+        assert "the receiver goes on with what stood there before" in str(source.receiver_problem)
+        assert post(port, good_body(), Authorization="Bearer second")[0] == 204
+        token.write_text("third\n")
+        assert source.latest().warnings == []
+        assert post(port, good_body(), Authorization="Bearer third")[0] == 204
+    finally:
+        source.close()
 
 
 # --- a real Prometheus as sender ------------------------------------------------------------------------------
@@ -642,6 +758,64 @@ def test_ticks_and_log_hold_what_prometheus_holds(
         assert tick.gpu.join(held, on=tick.gpu.columns, how="anti", nulls_equal=True).is_empty()
     assert pl.concat([tick.gpu for tick in ticks]).select("ts", "gpu_uuid").n_unique() > 12
     assert [ok for name, ok, _ in source.check() if name in ("reachable", "fresh", "metrics")] == [True] * 3
+
+
+@pytest.mark.services("prometheus", "openssl")
+def test_a_real_prometheus_sends_over_tls_and_a_renewed_certificate_is_taken_up(
+    tmp_path: Path, prometheus: Callable[..., Prometheus], pages: Pages
+) -> None:
+    for name in ("ours", "new"):
+        make_authority(tmp_path, name)
+    authority, token = tmp_path / "trusted.pem", tmp_path / "token"
+    token.write_text("s3cret\n")
+    authority.write_text((tmp_path / "ours.pem").read_text())
+    pem, key = make_certificate(tmp_path, "ours", "server", "IP:127.0.0.1")
+    source = RemoteWriteSource(
+        "a", tmp_path / "spool", port=0, token_file=str(token), cert_file=str(pem), key_file=str(key),
+        exporter_interval_s=1, tick_s=1,
+    )  # fmt: skip
+    try:
+        port = source.listen()
+        other = RemoteWriteSource(
+            "a", source.folder, port=port, token_file=str(token), cert_file=str(pem), key_file=str(key),
+            exporter_interval_s=1,
+        )  # fmt: skip
+        assert "url: https://127.0.0.1" in by_name(other)["reachable"][1]
+        assert "tls_config: {ca_file: " in by_name(other)["reachable"][1]
+        sending = {
+            "url": f"https://127.0.0.1:{port}/api/v1/write", "queue_config": QUICK,
+            "tls_config": {"ca_file": str(authority)}, "authorization": {"credentials_file": str(token)},
+        }  # fmt: skip
+        begin_ms = now_ms()
+        server = prometheus(Exporters(pages).scrapes_of(), remote_write=[sending])
+        wait_until(lambda: source.latest().gpu.height == 4, 20, what="samples over TLS")
+        end_ms = now_ms()
+        wait_until(lambda: time.time() - source.watermark_lag_s > end_ms / 1000, 10)
+        assert same_rows(source, server, begin_ms, end_ms) >= 4
+        receiver = by_name(other)["receiver"]
+        assert receiver == (True, f"listens on https://127.0.0.1:{port}/api/v1/write, process {os.getpid()}")
+        with pytest.raises((urllib.error.URLError, http.client.HTTPException)):  # plain http gets nothing
+            post(port, good_body())
+        pem.write_text("half a file")  # while it is being renewed
+        source.latest()
+        assert "remote_write_cert_file" in str(source.receiver_problem)
+        make_certificate(tmp_path, "new", "server", "IP:127.0.0.1")
+        authority.write_text((tmp_path / "new.pem").read_text())
+        source.latest()
+        assert source.receiver_problem is None
+        context = ssl.create_default_context(cafile=str(tmp_path / "new.pem"))
+        with (
+            socket.create_connection(("127.0.0.1", port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as checked,
+        ):
+            assert checked.version() in ("TLSv1.2", "TLSv1.3")
+        assert source._keeper._intake is not None
+        counts = source._keeper._intake.state.counts
+        before = counts["samples"]
+        wait_until(lambda: counts["samples"] > before, 20, what="samples again: it reads its authorities anew")
+        server.stop()  # before the receiver: it sends what it has left
+    finally:
+        source.close()
 
 
 @pytest.mark.services("prometheus")

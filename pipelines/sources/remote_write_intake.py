@@ -98,6 +98,10 @@ class Intake:
         """Begin to take bodies that are submitted."""
         self._thread.start()
 
+    def is_running(self) -> bool:
+        """Bodies that are submitted are answered."""
+        return self._thread.is_alive()
+
     def submit(self, sender: str, body: bytes) -> Future[Answer]:
         """Hand over a body; the answer comes when its samples are on the disk, or it is refused."""
         answer: Future[Answer] = Future()

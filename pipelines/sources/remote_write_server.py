@@ -10,23 +10,29 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from granian._granian import SocketHolder
-from granian.constants import HTTPModes, Interfaces
+from granian.constants import HTTPModes, Interfaces, SSLProtocols
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
 from scheduler_hints.server import ServerError, listen
 
+__all__ = ["PATH", "READY", "Receiver", "ServerError", "Submit", "listen", "ready_text"]
+
 log = logging.getLogger(__name__)
 
 PATH = "/api/v1/write"
+READY = "/-/ready"
 _CONNECTIONS = 512
 _HEAD_TIMEOUT_S = 30.0
 _BODY_TIMEOUT_S = 60.0
@@ -76,8 +82,9 @@ class _Budget:
 class _Application:
     """The ASGI application."""
 
-    def __init__(self, submit: Submit, token: str, most_bytes: int) -> None:
+    def __init__(self, submit: Submit, token: str, most_bytes: int, instance: str) -> None:
         self._submit, self._token, self._most_bytes = submit, token.encode(), most_bytes
+        self._instance = instance
         self._budget = _Budget(2 * most_bytes)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -104,6 +111,8 @@ class _Application:
         await send({"type": "http.response.body", "body": body})
 
     async def _answer(self, scope: Any, receive: Any) -> tuple[int, str]:
+        if scope["path"] == READY and scope["method"] == "GET":
+            return 200, ready_text(self._instance)  # without a token: it tells nothing but that it is there
         if scope["path"] != PATH:
             raise _RefusedError(404, f"only {PATH} is here")
         if scope["method"] != "POST":
@@ -183,34 +192,56 @@ class _Embedded(Server):
         # The holder owns the descriptor. Its stub does not declare: descriptor, is it a Unix socket, backlog.
         self._shd = SocketHolder(self._listener.detach(), False, _CONNECTIONS)  # ty: ignore[too-many-positional-arguments]
 
+    def let_go(self) -> None:
+        """Have the socket closed even where the loop has ended under the server; by itself it would listen on."""
+        for worker in self.wrks:
+            worker._sig.set()
+
+
+def ready_text(instance: str) -> str:
+    """What a receiver answers at `READY`."""
+    return f"remote-write receiver of Weatherglass {instance}"
+
 
 class Receiver:
-    """Listens in a thread until it is closed.
+    """Serves a listening socket in a thread until it is closed.
 
     Args:
-        host: Address to listen on.
-        port: Port; 0 takes a free one.
+        listener: As `listen` makes it; the receiver closes it.
         submit: Takes the sender's address and a body; the answer is (status, text).
         token: Bearer token that senders must give; empty: none.
         most_bytes: Largest body, as sent.
+        cert_file: PEM of its certificate, which was checked; empty: plain http.
+        key_file: PEM of the certificate's key; empty: it stands in `cert_file`.
 
     Raises:
-        ServerError: The address cannot be taken.
+        ServerError: It did not start.
     """
 
-    def __init__(self, host: str, port: int, submit: Submit, *, token: str = "", most_bytes: int) -> None:
-        listener = listen(host, port)
+    def __init__(
+        self,
+        listener: socket.socket,
+        submit: Submit,
+        *,
+        token: str = "",
+        most_bytes: int,
+        cert_file: str = "",
+        key_file: str = "",
+    ) -> None:
         self.port: int = listener.getsockname()[1]
+        self.instance = secrets.token_hex(8)
+        tls = {"ssl_cert": Path(cert_file), "ssl_key": Path(key_file or cert_file)}
+        self._tls: dict[str, Any] = {**tls, "ssl_protocol_min": SSLProtocols.tls12} if cert_file else {}
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
-        self._make = lambda: _Application(submit, token, most_bytes)
+        self._make = lambda: _Application(submit, token, most_bytes, self.instance)
         self._thread = threading.Thread(
             target=self._run, args=(listener,), name=f"remote-write-http-{self.port}", daemon=True
         )
         self._thread.start()
         if not self._ready.wait(10):
-            raise ServerError(f"the receiver on {host}:{port} did not start")
+            raise ServerError(f"the receiver on port {self.port} did not start")
 
     def is_running(self) -> bool:
         """It still answers."""
@@ -221,6 +252,7 @@ class Receiver:
             asyncio.run(self._serve(listener))
         except Exception:
             log.exception("the remote-write receiver on port %d has ended", self.port)
+            time.sleep(_SETTLE_S)  # its port is free then
         finally:
             listener.close()
 
@@ -237,13 +269,18 @@ class Receiver:
                 header_read_timeout=int(_HEAD_TIMEOUT_S * 1000), max_buffer_size=_MAX_HEAD_BYTES
             ),
             log_level=LogLevels.error,
+            **self._tls,
         )
         server.on_startup(self._ready.set)
         serving = asyncio.create_task(server.serve())
         waiting = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        server.stop()
+        try:
+            await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:  # however it ends: the port must be free for the next
+            waiting.cancel()
+            server.stop()
+            if not self._stopping.is_set():
+                server.let_go()
         done, _ = await asyncio.wait({serving}, timeout=_STOP_S)
         if done:
             serving.result()
