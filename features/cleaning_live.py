@@ -33,7 +33,7 @@ HORIZON_S = 600.0  # traffic or load that is longer ago than this says nothing o
 _ROUNDING_S = 1e-3  # times are doubles
 _NVLINK = ("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
 _KEPT = (*OF_THE_JOB, "inlet_temp_c")  # not of the GPU's exporter
-_POWER = GAUGES.index("gpu_power_w")
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MORE = ("power_limit_w", *GAUGES)
 # What the first 0 of a rate stood behind: nothing odd, a silence or nulls, the beginning of the GPU itself.
 _NO, _AFTER_SILENCE, _AT_START = 0, 1, 2
@@ -83,7 +83,7 @@ class Courses:
         def numbers(kind: type, fill: float = 0) -> NDArray:
             return np.full(gpus, fill, dtype=kind)
 
-        self.gauges = np.full((gpus, len(GAUGES)), np.nan, dtype=np.float32)
+        self.power, self.gauges = numbers(np.float32, np.nan), numbers(np.uint64)
         self.still_n, self.still_since = numbers(np.int32), numbers(np.float64, np.nan)
         self.stuck_n, self.stuck_since = numbers(np.int32), numbers(np.float64, np.nan)
         self.loaded_n, self.loaded_first = numbers(np.int32), numbers(np.float64, np.nan)
@@ -152,18 +152,15 @@ class Courses:
     def _frozen(
         self, gpu: NDArray[np.int64], ts: NDArray[np.float64], starts: Flags, columns: dict[str, Floats]
     ) -> Revision:
-        values = np.stack([columns[name] for name in GAUGES], axis=1)
-        still = (values[:, _POWER] == self.gauges[gpu, _POWER]) & _busy(columns) & ~starts
-        some = np.flatnonzero(still)  # the cheap look first, as in ingest
-        if len(some):
-            now, then = values[some], self.gauges[gpu[some]]
-            same = ((now == then) | (np.isnan(now) & np.isnan(then))).all(axis=1)
-            beside = [~np.isnan(columns[name][some]) for name in ("gpu_temp_c", "sm_clock_hz", "fb_used_bytes")]
-            still[some] = same & np.logical_or.reduce(beside)
-        self.gauges[gpu] = values
+        power, gauges = columns["gpu_power_w"], _print_of(columns)
+        still = (power == self.power[gpu]) & (gauges == self.gauges[gpu]) & ~starts
+        if still.any():
+            beside = [~np.isnan(columns[name]) for name in ("gpu_temp_c", "sm_clock_hz", "fb_used_bytes")]
+            still &= _busy(columns) & np.logical_or.reduce(beside)
+        self.power[gpu], self.gauges[gpu] = power, gauges
         count, since = np.where(still, self.still_n[gpu] + 1, 1), np.where(still, self.still_since[gpu], ts)
         self.still_n[gpu], self.still_since[gpu] = count, since
-        frozen = still & _is_long(count, ts - since, FROZEN_COVERS.total_seconds())
+        frozen = _long(still, count, ts - since, FROZEN_COVERS.total_seconds())
         fresh = frozen & ~self.is_frozen[gpu]
         self.is_frozen[gpu] = frozen
         if frozen.any():
@@ -183,7 +180,7 @@ class Courses:
         count = np.where(holds, self.stuck_n[gpu] + 1, 0)
         since = np.where(count == 1, ts, self.stuck_since[gpu])
         self.stuck_n[gpu], self.stuck_since[gpu] = count, since
-        stuck = holds & _is_long(count, ts - since, COVERS.total_seconds())
+        stuck = _long(holds, count, ts - since, COVERS.total_seconds())
         fresh = stuck & ~self.is_stuck[gpu]
         self.is_stuck[gpu] = stuck
         for name in PROFILING if stuck.any() else ():
@@ -202,7 +199,7 @@ class Courses:
         last = np.where(loaded, ts, last)
         self.traffic_last[gpu], self.loaded_n[gpu] = traffic, count
         self.loaded_first[gpu], self.loaded_last[gpu] = first, last
-        silent = _is_long(count, last - first, COVERS.total_seconds()) & ~(ts - traffic <= HORIZON_S)
+        silent = _long(~(ts - traffic <= HORIZON_S), count, last - first, COVERS.total_seconds())
         fresh = silent & ~self.is_silent[gpu]
         self.is_silent[gpu] = silent
         for name in _NVLINK if silent.any() else ():
@@ -235,6 +232,18 @@ def _busy(columns: dict[str, Floats]) -> Flags:
     return active | (columns["gpu_util_ratio"] >= np.float32(BUSY_UTIL))
 
 
-def _is_long(count: NDArray[np.int_], span_s: NDArray[np.float64], covers_s: float) -> Flags:
-    """Runs that are long enough: n samples cover n of their own mean steps."""
-    return (count >= SAMPLES) & (span_s * count / np.maximum(count - 1, 1) >= covers_s - _ROUNDING_S)
+def _print_of(columns: dict[str, Floats]) -> NDArray[np.uint64]:
+    """A number for the gauges of each row: another one, but for one chance in 2^64, when any of them differs."""
+    out = np.zeros(len(columns[GAUGES[0]]), dtype=np.uint64)
+    for name in GAUGES:
+        out *= _FACTOR
+        out += np.ascontiguousarray(columns[name]).view(np.uint32)
+    return out
+
+
+def _long(holds: Flags, count: NDArray[np.int_], span_s: NDArray[np.float64], covers_s: float) -> Flags:
+    """Where it holds in runs that are long enough: n samples cover n of their own mean steps."""
+    out = holds & (count >= SAMPLES)
+    if out.any():
+        out &= span_s * count / np.maximum(count - 1, 1) >= covers_s - _ROUNDING_S
+    return out
