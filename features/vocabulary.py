@@ -199,8 +199,8 @@ _COLUMNS: tuple[Column, ...] = (
     _c("nodes", I32, "Nodes asked for", "nodes", 0, 1_000_000),
     _c("cpus", I32, "CPUs asked for", "CPUs", 0, 2_000_000_000),
     _c("gpus", I32, "GPUs asked for", "GPUs", 0, 10_000_000),
-    _c("memory_mib", I64, "Host memory asked for", "MiB", 0, None),
-    _c("time_limit_s", I64, "Time limit asked for; null when unlimited", "s", 0, None),
+    _c("memory_mib", I64, "Host memory asked for", "MiB", 0, 2**44),  # bytes fit into 64 bits
+    _c("time_limit_s", I64, "Time limit asked for; null when unlimited", "s", 0, 3_155_760_000),  # a century
     _c("state", STR, "Job state: PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, NODE_FAIL, …"),
     _c("node_list", STR, "Nodes of the job, comma separated and expanded; null before it starts"),
     _c("reason", STR, "Why the job is pending, in the scheduler's words"),
@@ -212,6 +212,15 @@ _COLUMNS: tuple[Column, ...] = (
     _c("array_tasks", I32, "Tasks that a pending row of an array stands for; null for one job", "", 0, 10_000_000),
     _c("preempted_by", STR, "Job that took its place; null where nothing tells it"),
     _c("priority", F64, "Priority of a pending job, the scheduler's own scale"),
+    _c("priority_age", F64, "Part of the priority that waiting has earned"),
+    _c("priority_fairshare", F64, "Part of the priority for what user and account have used less than their share"),
+    _c("priority_job_size", F64, "Part of the priority for the size of the job"),
+    _c("priority_partition", F64, "Part of the priority that the partition gives"),
+    _c("priority_qos", F64, "Part of the priority that the QOS gives"),
+    _c("priority_tres", F64, "Part of the priority for CPUs, memory, GPUs and other resources asked for, together"),
+    _c("priority_association", F64, "Part of the priority that the association gives"),
+    _c("priority_site", F64, "Part of the priority that the site's own plugin or an administrator gives"),
+    _c("priority_nice", F64, "What is taken from the priority at the user's or an administrator's word"),
     _c("is_shared", BOOL, "Several jobs share the GPU on purpose"),
     _c("users", STR, "Users it is for, comma separated"),
     _c("accounts", STR, "Accounts it is for, comma separated"),
@@ -392,6 +401,13 @@ _TABLES: tuple[Table, ...] = (
     Table(
         "core_job_states", "State, reason and planned start of a job whenever one of them changed",
         ("observed_at", "cluster", "job_id", "state", "reason", "planned_start_time", "priority"),
+        ("cluster", "job_id", "observed_at"), "observed_at", ("job_id", "observed_at"), "history_days",
+    ),
+    Table(
+        "core_job_priorities", "Parts of a pending job's priority whenever one of them moved",
+        ("observed_at", "cluster", "job_id", "priority", "priority_age", "priority_fairshare", "priority_job_size",
+         "priority_partition", "priority_qos", "priority_tres", "priority_association", "priority_site",
+         "priority_nice"),
         ("cluster", "job_id", "observed_at"), "observed_at", ("job_id", "observed_at"), "history_days",
     ),
     Table(

@@ -271,11 +271,13 @@ def build_agent(settings: Settings, mode: Any = None) -> Any:
         SettingsError: No cluster is chosen, or it is not a Slurm cluster and the mode is `reserve`.
     """
     from pipelines.adapters import api_url
+    from pipelines.sources.slurm import slurm_budget
+    from pipelines.sources.slurm_share import AgentShare
     from scheduler_hints.client import HintsClient
     from scheduler_hints.plan_feed import fetch_from
     from scheduler_hints.slurm_agent import SlurmAgent
     from scheduler_hints.slurm_audit import jsonl_audit
-    from scheduler_hints.slurm_commands import Budget, SlurmCommands
+    from scheduler_hints.slurm_commands import SlurmCommands
     from scheduler_hints.slurm_guard import Limits
 
     wanted = settings.slurm_agent
@@ -283,7 +285,8 @@ def build_agent(settings: Settings, mode: Any = None) -> Any:
     cluster = settings.clusters[name]
     commands = None
     if cluster.jobs == "slurm":
-        budget = Budget(wanted.rpcs_per_minute)
+        # The readers' ledger: what the agent asks and does counts there.
+        budget = AgentShare(slurm_budget(name, cluster, settings.state), wanted.rpcs_per_minute)
         commands = SlurmCommands(cluster.slurm_bin, cluster.slurm_conf, cluster.slurm_timeout_s, budget)
     client = HintsClient(api_url(settings), token=os.environ.get("WEATHERGLASS_TOKEN"))
     return SlurmAgent(

@@ -1,4 +1,4 @@
-"""What a scheduler allows and plans, in the store: reservations, and limits whenever they changed.
+"""What a scheduler allows and plans, in the store: reservations, and limits and parts of priorities when they changed.
 
 A row is written only when it says something new. What is no longer there gets its end: a reservation that vanished
 ended now, or never began; a limit that vanished is null from now on. How a scheduler is asked stands with its source.
@@ -7,15 +7,17 @@ ended now, or never began; a limit that vanished is null from now on. How a sche
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import polars as pl
 
 from features.vocabulary import conform, schema
 from pipelines.sources import SourceError
+from pipelines.sources.job_states import changed_priorities, job_priorities
 from pipelines.sources.slurm_policy import Runs, SlurmPolicy, read_policy
 from pipelines.store import Store, Writer
 
+_PRIORITIES_LOOKED_BACK = timedelta(days=2)  # one that does not move is written again after that
 _SETTING = ["kind", "name", "metric"]
 
 
@@ -27,6 +29,7 @@ class PolicyIngested:
         cluster: Whose policy.
         reservation_rows: Reservations that are new, changed or gone.
         policy_rows: Limits that are new, changed or gone.
+        priority_rows: Pending jobs of whose priority a part is new or moved.
         warnings: What could not be read.
         error: Why nothing was read; None when it was.
         read: What was read, with priorities and places; None after an error.
@@ -35,13 +38,14 @@ class PolicyIngested:
     cluster: str
     reservation_rows: int = 0
     policy_rows: int = 0
+    priority_rows: int = 0
     warnings: list[str] = field(default_factory=list)
     error: str | None = None
     read: SlurmPolicy | None = None
 
 
 def ingest_policy(store: Store, commands: Runs, cluster: str, now: datetime) -> PolicyIngested:
-    """Bring reservations and limits of one Slurm cluster up to date.
+    """Bring reservations, limits and parts of priorities of one Slurm cluster up to date.
 
     Args:
         store: The store.
@@ -63,13 +67,14 @@ def ingest_policy(store: Store, commands: Runs, cluster: str, now: datetime) -> 
         return report
     report.warnings = policy.warnings
 
-    def work(writer: Writer) -> tuple[int, int]:
+    def work(writer: Writer) -> tuple[int, int, int]:
         return (
             _write_reservations(writer, policy.reservations, cluster, now),
             _write_policies(writer, policy, cluster, now),
+            _write_priorities(writer, policy.priorities, cluster, now),
         )
 
-    report.reservation_rows, report.policy_rows = store.transact(work, purpose="ingest of policy")
+    report.reservation_rows, report.policy_rows, report.priority_rows = store.transact(work, purpose="ingest of policy")
     return report
 
 
@@ -110,3 +115,15 @@ def _write_policies(writer: Writer, policy: SlurmPolicy, cluster: str, now: date
     told = [*_SETTING, "value", "detail"]
     changed = policy.policies.join(known.select(told), on=told, how="anti", nulls_equal=True)
     return writer.upsert("core_policies", pl.concat([changed, conform(gone, "core_policies")]))
+
+
+def _write_priorities(writer: Writer, told: pl.DataFrame, cluster: str, now: datetime) -> int:
+    seen = job_priorities(told, cluster, now)
+    if seen.is_empty():
+        return 0
+    known = writer.query(
+        'SELECT * FROM core_job_priorities WHERE "cluster" = ? AND observed_at >= ? AND observed_at <= ? '
+        "AND job_id IN (SELECT unnest(?::VARCHAR[]))",
+        [cluster, now - _PRIORITIES_LOOKED_BACK, now, seen["job_id"].to_list()],
+    )
+    return writer.upsert("core_job_priorities", changed_priorities(known, seen))

@@ -30,6 +30,7 @@ class SchedulerIngested:
     cluster: str
     reservation_rows: int = 0
     policy_rows: int = 0
+    priority_rows: int = 0
     gpu_job_rows: int = 0
     queue_rows: int = 0
     warnings: list[str] = field(default_factory=list)
@@ -68,6 +69,7 @@ def _slurm(store: Store, source: SlurmSource, cluster: str, now: datetime, repor
     if mark is None or now - mark >= _POLICY_PERIOD:
         policy = ingest_policy(store, source.commands, cluster, now)
         report.reservation_rows, report.policy_rows = policy.reservation_rows, policy.policy_rows
+        report.priority_rows = policy.priority_rows
         report.warnings += policy.warnings
         report.error = policy.error
         if policy.error is None:

@@ -97,7 +97,7 @@ class Cluster(_Section):
     slurm_bin: str = Field("", description="Folder of sacct, squeue, scontrol; empty: found on PATH.")
     slurm_timeout_s: Seconds = Field(30, description="Time-out of one Slurm command, s.")
     slurm_rpcs_per_minute: float = Field(
-        6, gt=0, description="Requests a minute to slurmctld, of all processes that read this cluster together."
+        6, gt=0, description="Requests a minute to slurmctld, of readers and agent of this cluster together."
     )
     slurm_rest_url: str = Field(
         "", description="slurmrestd, read instead of the commands: http://HOST:PORT or unix:/PATH; empty: the commands."
@@ -219,7 +219,11 @@ class AgentSettings(_Section):
     period_s: Seconds = Field(10, description="Seconds between polls.")
     max_leases: int = Field(1, ge=0, description="Leases at a time.")
     max_nodes_ratio: Probability = Field(0.25, description="Share of nodes that leases may hold.")
-    rpcs_per_minute: float = Field(6, gt=0, description="Slurm commands a minute.")
+    rpcs_per_minute: float = Field(
+        3,
+        gt=0,
+        description="Requests a minute to slurmctld of the agent's own, of the slurm_rpcs_per_minute of its cluster.",
+    )
     breaker_failures: int = Field(3, ge=1, description="Failed or wrong leases in a row that open the breaker.")
     breaker_open_s: Seconds = Field(1800, description="How long the breaker stays open, s.")
 

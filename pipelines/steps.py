@@ -7,7 +7,7 @@ Only trouble with the store itself is raised, for it is everyone's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -72,7 +72,7 @@ DERIVE: dict[str, Callable[..., Derived]] = {
 
 
 @contextmanager
-def _jobs_of(settings: Settings, cluster: str, lent: JobSource | None = None) -> Iterator[JobSource]:
+def _jobs_of(settings: Settings, cluster: str, lent: JobSource | None = None) -> Generator[JobSource]:
     """The lent source of jobs, or one that is built for the block and closed after it."""
     if lent is not None:
         yield lent

@@ -28,6 +28,8 @@ from scheduler_hints.schema import ReservationPlan
 from scheduler_hints.slurm_audit import Ledger
 from scheduler_hints.slurm_checks import fault, job_objection, node_objection, reservation_conflict
 from scheduler_hints.slurm_commands import (
+    JOB_COST,
+    NODES_COST,
     NoSuchReservation,
     Reservation,
     ReservationInUse,
@@ -45,7 +47,9 @@ log = logging.getLogger(__name__)
 Mode = Literal["advise", "reserve"]
 _PURGE = timedelta(seconds=60)  # PURGE_COMP=1
 _MIN_RENEWAL = timedelta(seconds=10)
-_LOOKS = 4  # commands that it takes to consider a plan: reservations, nodes, job, create
+# Requests that it takes: to consider a plan (reservations, nodes, job, create); to renew a lease (delete, create).
+_LOOKS, _RENEWAL = 2 + NODES_COST + JOB_COST, 2
+_PER_LEASE = 3.0  # requests a minute that a lease needs: renewals, or a look at its job and its removal
 
 
 class AgentError(Exception):
@@ -148,6 +152,7 @@ class SlurmAgent:
         self._vetoed &= plans.keys()
         try:
             self._adopt(plans)
+            self._book()
             for lease in list(self.leases.values()):
                 self._tend(lease, plans.get(lease.name))
             for name, plan in plans.items():
@@ -175,7 +180,7 @@ class SlurmAgent:
             raise AgentError("there is no Slurm to release leases on: set jobs = 'slurm' for the cluster")
         self._commands.budget.lift()
         kept = []
-        for found in self._commands.reservations():
+        for found in self._commands.reservations(must=True):
             if not found.is_lease or found.end <= self._clock():
                 continue
             lease = self.leases.pop(found.name, None) or _lease_of(found, None)
@@ -201,7 +206,9 @@ class SlurmAgent:
         if self._is_synced or self._commands is None or self.mode == "advise":
             return
         now = self._clock()
-        there = {found.name: found for found in self._commands.reservations() if found.is_lease and found.end > now}
+        there = {
+            found.name: found for found in self._commands.reservations(must=True) if found.is_lease and found.end > now
+        }
         self.leases = {name: lease for name, lease in self.leases.items() if name in there}
         for name in there.keys() - self.leases.keys():
             self.leases[name] = _lease_of(there[name], plans.get(name))
@@ -235,7 +242,7 @@ class SlurmAgent:
         """Remove a lease unless its job has begun to use it."""
         job = None
         if lease.is_real:
-            commands = self._slurm(2)
+            commands = self._slurm(0)
             job = self._job_of(lease)
             if _runs_in(job, lease):
                 self._begun(lease, job)
@@ -256,7 +263,7 @@ class SlurmAgent:
         """Make it anew before Slurm purges it as idle: an active one cannot be moved, so it is deleted and made."""
         if lease.end - now < _MIN_RENEWAL:
             return
-        commands = self._slurm(3)
+        commands = self._slurm(_RENEWAL)
         try:
             self._delete(commands, lease)
         except ReservationInUse:
@@ -354,15 +361,23 @@ class SlurmAgent:
     # --- Slurm ----------------------------------------------------------------------------------------------
 
     def _slurm(self, count: int) -> SlurmCommands:
-        """Slurm, when the budget is enough for so many commands: a sequence is run whole or not begun."""
+        """Slurm, when the budget is enough for so many requests: a sequence is run whole or not begun."""
         if self._commands is None:
             raise SlurmError("there are no Slurm commands")
-        if self._commands.budget.left() < count:
-            raise SlurmBudgetError(f"{count} commands are needed, the budget is used up for now")
+        if count and self._commands.budget.left() < count:
+            self._commands.budget.book(count)
+            raise SlurmBudgetError(f"{count} requests are needed, the budget is used up for now")
         return self._commands
 
+    def _book(self) -> None:
+        """Keep requests free of the readers for the leases that stand and are not used yet."""
+        held = sum(lease.is_real and not lease.is_used for lease in self.leases.values())
+        if held and self._commands is not None:
+            self._commands.budget.book(_PER_LEASE * held)
+
     def _job_of(self, lease: Lease) -> SlurmJob | None:
-        return self._slurm(1).job(lease.job_id) if lease.is_real and lease.job_id else None
+        """Asked whatever is left of the budget: release and breaker hang on it."""
+        return self._slurm(0).job(lease.job_id, must=True) if lease.is_real and lease.job_id else None
 
     def _delete(self, commands: SlurmCommands, lease: Lease) -> None:
         self._may_write()

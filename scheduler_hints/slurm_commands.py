@@ -27,6 +27,8 @@ from pathlib import Path
 
 LEASE_FLAGS = ("FLEX", "MAGNETIC", "NO_HOLD_JOBS_AFTER", "PURGE_COMP=1")
 LEASE_PREFIX = "wg_"
+# Requests to slurmctld that a command makes, counted with sdiag on 22.05; the others make one.
+NODES_COST, JOB_COST = 2, 2
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\$?")
 _LEASE = re.compile(rf"{LEASE_PREFIX}[A-Za-z0-9_]{{1,60}}")
@@ -93,10 +95,10 @@ class SlurmJob:
 
 
 class Budget:
-    """A token bucket of Slurm commands.
+    """A token bucket of requests to slurmctld.
 
     Args:
-        per_minute: Commands a minute on the long run.
+        per_minute: Requests a minute on the long run.
         least_burst: At least so many at once, so that a sequence of commands can be carried out whole.
         monotonic: Clock in seconds.
     """
@@ -111,7 +113,7 @@ class Budget:
         self._at = monotonic()
 
     def left(self) -> float:
-        """Commands that may be run now."""
+        """Requests that may be made now."""
         now = self._monotonic()
         self._left = min(self._size, self._left + max(0.0, now - self._at) * self._rate)
         self._at = now
@@ -121,19 +123,30 @@ class Budget:
         """No limit from now on: for what an operator asks for by hand."""
         self._left = self._size = float("inf")
 
-    def take(self) -> None:
-        """Spend one.
+    def take(self, cost: int = 1, *, must: bool = False) -> None:
+        """Spend some.
+
+        Args:
+            cost: Requests.
+            must: They are made whatever is left, and later ones wait for it: what lets go of a lease.
 
         Raises:
-            SlurmBudgetError: None is left.
+            SlurmBudgetError: So many are not left.
         """
-        if self.left() < 1:
-            raise SlurmBudgetError("the budget of Slurm commands is used up (slurm_agent.rpcs_per_minute)")
-        self._left -= 1
+        if Budget.left(self) < cost and not must:
+            raise SlurmBudgetError(self._used_up())
+        self._left = max(self._left - cost, -self._size)
+
+    def book(self, requests: float) -> None:
+        """Say that so many will be needed, to whomever else asks; nobody does here."""
+
+    @staticmethod
+    def _used_up() -> str:
+        return "the budget of requests to Slurm is used up (slurm_agent.rpcs_per_minute)"
 
 
 class SlurmCommands:
-    """Runs scontrol, squeue and sinfo. Every command that asks the controller costs one of the budget.
+    """Runs scontrol, squeue and sinfo. Every request that a command makes to the controller costs one of the budget.
 
     Args:
         bin_dir: Folder of the commands; empty: found on PATH.
@@ -159,10 +172,10 @@ class SlurmCommands:
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def reservations(self) -> list[Reservation]:
-        """All reservations, also those that lie ahead."""
+    def reservations(self, *, must: bool = False) -> list[Reservation]:
+        """All reservations, also those that lie ahead; `must`: asked whatever is left of the budget."""
         found = []
-        for line in self._run("scontrol", "--oneliner", "show", "reservation").splitlines():
+        for line in self._run("scontrol", "--oneliner", "show", "reservation", must=must).splitlines():
             fields: dict[str, str] = {}
             for part in line.split():
                 key, _, value = part.partition("=")
@@ -187,14 +200,15 @@ class SlurmCommands:
 
     def node_states(self) -> dict[str, str]:
         """State of every node, in sinfo's words."""
-        rows = (line.split("|") for line in self._run("sinfo", "-h", "-N", "-o", "%N|%T").splitlines())
+        rows = (line.split("|") for line in self._run("sinfo", "-h", "-N", "-o", "%N|%T", cost=NODES_COST).splitlines())
         return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
 
-    def job(self, job_id: str) -> SlurmJob | None:
-        """One job of the queue; None when Slurm does not know it any more."""
+    def job(self, job_id: str, *, must: bool = False) -> SlurmJob | None:
+        """One job of the queue; None when Slurm does not know it any more. `must`: asked whatever is left."""
         _check(_JOB, job_id, "job id")
+        form = ("-h", "-a", "--local", "-t", "all", "-o", "%i|%u|%a|%T|%N|%Y|%v")  # not local: a request more
         try:
-            text = self._run("squeue", "-h", "-a", "-j", job_id, "-t", "all", "-o", "%i|%u|%a|%T|%N|%Y|%v")
+            text = self._run("squeue", "-j", job_id, *form, cost=JOB_COST, must=must)
         except SlurmError as error:
             if "Invalid job id" in str(error):
                 return None
@@ -238,7 +252,7 @@ class SlurmCommands:
         )  # fmt: skip
 
     def delete_lease(self, name: str) -> None:
-        """Delete a reservation of that name.
+        """Delete a reservation of that name, whatever is left of the budget.
 
         Raises:
             ReservationInUse: Jobs run in it.
@@ -247,7 +261,7 @@ class SlurmCommands:
         """
         _check(_LEASE, name, "lease name")
         try:
-            self._run("scontrol", "delete", f"reservationname={name}")
+            self._run("scontrol", "delete", f"reservationname={name}", must=True)
         except SlurmError as error:
             if "is in use" in str(error):
                 raise ReservationInUse(str(error)) from error
@@ -266,9 +280,9 @@ class SlurmCommands:
             raise SlurmError(f"not a host list: {hostlist[:200]!r}")
         return frozenset(self._run("scontrol", "show", "hostnames", hostlist, is_local=True).split())
 
-    def _run(self, program: str, *arguments: str, is_local: bool = False) -> str:
+    def _run(self, program: str, *arguments: str, cost: int = 1, must: bool = False, is_local: bool = False) -> str:
         if not is_local:
-            self.budget.take()
+            self.budget.take(cost, must=must)
         what = f"{program} {' '.join(arguments[:3])}"
         try:
             done = subprocess.run(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from features.vocabulary import conform
 from pipelines.policy import ingest_policy
 from pipelines.sources import SourceError
+from pipelines.sources.job_states import changed_priorities, job_priorities
 from pipelines.sources.slurm import Commands
 from pipelines.sources.slurm_limits import assoc_mgr, duration_s, number, partitions, qos, tres
 from pipelines.sources.slurm_policy import parse_reservations, parse_sprio, read_policy
@@ -34,7 +35,8 @@ def limited() -> Iterator[Slurm]:
     try:
         cluster = Slurm(folder, nodes=2, parameters={
             "PriorityType": "priority/multifactor", "PriorityWeightAge": "1000", "PriorityWeightFairshare": "1000",
-            "PriorityWeightTRES": "gres/gpu=500", "AccountingStorageEnforce": "limits", "PreemptType": "preempt/qos",
+            "PriorityWeightTRES": "gres/gpu=500", "PriorityWeightJobSize": "500", "PriorityWeightPartition": "100",
+            "PriorityMaxAge": "1:00", "AccountingStorageEnforce": "limits", "PreemptType": "preempt/qos",
             "PreemptMode": "REQUEUE",
         })  # fmt: skip
         try:
@@ -123,7 +125,32 @@ def test_a_real_slurm(limited: Slurm, store: Store, tmp_path: Path) -> None:
     assert priorities[str(waiting)]["priority"] == float(slurm.job(waiting)["Priority"])
     assert priorities[str(waiting)]["fairshare"] > 0
     assert "gres/gpu=" in priorities[str(waiting)]["tres"]
+    kept = store.query("SELECT * FROM core_job_priorities")
+    assert kept.height == report.priority_rows == 1
+    parts = kept.row(0, named=True)
+    said = report.read.priorities.row(0, named=True)
+    assert (parts["job_id"], parts["priority"], parts["observed_at"]) == (str(waiting), said["priority"], now)
+    names = ("age", "fairshare", "job_size", "partition", "qos", "association", "site", "nice")
+    assert {name: parts[f"priority_{name}"] for name in names} == {name: said[name] for name in names}
+    assert (parts["priority_partition"], parts["priority_tres"]) == (100, float(str(said["tres"]).split("=")[-1]))
+    assert min(parts["priority_job_size"], parts["priority_fairshare"], parts["priority_tres"]) > 0
+    # The parts are the whole: slurmctld rounds each of them.
+    added = sum(parts[f"priority_{name}"] for name in (*names[:-1], "tres"))
+    assert added - parts["priority_nice"] == pytest.approx(parts["priority"], abs=len(names) + 1)
     assert report.read.places.rows() == [("n1", "r1", "p1", None), ("n2", "r1", "p1", None)]
+
+    # Nothing moved, nothing written; then waiting has earned priority, and some is given away. Slurm reckons every few
+    # minutes, or when a job is changed.
+    assert ingest_policy(store, runs, "alpha", now + timedelta(seconds=1)).priority_rows == 0
+    wait_until(lambda: datetime.now(UTC) - now > timedelta(seconds=3), 5)
+    slurm.run("scontrol", "update", f"jobid={waiting}", "nice=50")
+    assert ingest_policy(store, runs, "alpha", now + timedelta(seconds=5)).priority_rows == 1
+    first, later = store.query("SELECT * FROM core_job_priorities ORDER BY observed_at").to_dicts()
+    assert (first["job_id"], later["job_id"]) == (str(waiting), str(waiting))
+    assert later["priority_age"] > first["priority_age"]
+    assert (first["priority_nice"], later["priority_nice"]) == (0, 50)
+    assert later["priority"] == float(slurm.job(waiting)["Priority"])
+    assert first["priority_partition"] == later["priority_partition"]
 
     # Nothing new, nothing written; then a change, a limit and a reservation that go.
     again = ingest_policy(store, runs, "alpha", now + timedelta(minutes=1))
@@ -306,3 +333,28 @@ def test_any_text_is_survived(text: str) -> None:
         qos(prefix + text)
         parse_sprio(prefix + text)
         parse_reservations("ReservationName=" + text, "alpha", NOW)
+
+
+def test_priorities_are_told_when_a_part_has_moved() -> None:
+    text = (
+        "4|2000|100|0|1000|266|100|0|0|0|cpu=6,gres/gpu=500\n5|1871|0|0|nan|266|inf|x|0|0|N/A\n6|nan|1|1|1|1|1|1|1|0|"
+    )
+    first = job_priorities(parse_sprio(text), "alpha", NOW)
+    assert conform(first, "core_job_priorities").equals(first)
+    rows = {row["job_id"]: row for row in first.iter_rows(named=True)}
+    assert rows.keys() == {"4", "5"}, "without a priority there is nothing to tell"
+    assert rows["4"]["priority_tres"] == 506
+    unknown = ("priority_fairshare", "priority_partition", "priority_qos", "priority_tres")
+    assert [rows["5"][name] for name in unknown] == [None] * 4, "null, never 0"
+    assert changed_priorities(first.clear(), first).equals(first)
+    assert changed_priorities(first, first).is_empty()
+    for moved, expected in (("2000|100", []), ("2010|110", []), ("2021|121", ["4"]), ("2000|N/A", ["4"])):
+        seen = job_priorities(parse_sprio(text.replace("2000|100", moved)), "alpha", NOW + timedelta(minutes=10))
+        assert changed_priorities(first, seen)["job_id"].to_list() == expected, moved
+    # Slow growth is told when it has come to a hundredth since the last time it was told.
+    kept = first
+    for minute in range(1, 61):
+        text_then = text.replace("2000|100", f"{2000 + minute}|{100 + minute}")
+        seen = job_priorities(parse_sprio(text_then), "alpha", NOW + timedelta(minutes=minute))
+        kept = pl.concat([kept, changed_priorities(kept, seen)])
+    assert kept.filter(pl.col("job_id") == "4")["priority"].to_list() == [2000, 2021, 2042]

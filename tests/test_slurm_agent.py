@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,6 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.vocabulary import TABLES
+from pipelines.sources import SourceError
+from pipelines.sources.slurm_budget import Budget as Requests
+from pipelines.sources.slurm_budget import Price
+from pipelines.sources.slurm_share import AgentShare
 from scheduler_hints.plan_feed import PlanFeed, PlansAnswer, fetch_from
 from scheduler_hints.schema import ReservationPlan
 from scheduler_hints.slurm_agent import AgentError, SlurmAgent, run
@@ -411,6 +416,140 @@ def test_budget_is_a_rate_with_a_small_burst():
     assert slow.left() == 6, "a sequence of commands must be possible at all"
     time.s -= 50
     assert slow.left() == 6
+    slow.take(6)
+    with pytest.raises(SlurmBudgetError):
+        slow.take(2)
+    for _ in range(20):
+        slow.take(must=True)
+    assert slow.left() == -6, "what must be done is done, and what follows waits for it, but not for ever"
+    time.s += 12 * 120 + 120
+    assert slow.left() == pytest.approx(6)
+
+
+# --- the ledger shared with the readers ---------------------------------------------------------------------------
+
+
+class Shared:
+    """The ledger of a cluster, whose clock moves only when somebody waits."""
+
+    def __init__(self, folder, per_minute=6.0, rate=3.0):
+        self.s = 1_796_000_000.0
+        self.folder, self.per_minute = folder, per_minute
+        self.agent = AgentShare(self.ledger(), rate, monotonic=lambda: self.s)
+
+    def ledger(self):
+        return Requests("a", self.folder, self.per_minute, 30, lambda: self.s, self.sleep)
+
+    def sleep(self, seconds):
+        self.s += seconds
+
+    def read(self, question, cost=2, share_s=10.0, stale_s=120.0):
+        """When a reader was answered, in seconds from now, and by which answer."""
+        began = self.s
+        return self.ledger().ask(question, Price(cost, share_s, stale_s), lambda: b"new").at.timestamp() - began
+
+
+def test_what_the_agent_spends_the_readers_have_not(tmp_path):
+    world = Shared(tmp_path)
+    world.agent.take(2)
+    assert world.ledger().used() == 2
+    assert world.read("queue", 4) == 0
+    assert world.agent.left() == 0
+    with pytest.raises(SlurmBudgetError, match="slurm_rpcs_per_minute"):
+        world.agent.take(1)
+    with pytest.raises(SourceError, match="requests a minute are used up"):
+        world.read("nodes")
+    # Its own rate holds too, whatever the readers leave.
+    world.s += 61
+    world.agent.take(6)
+    world.s += 61
+    assert world.agent.left() == pytest.approx(3.05)
+    with pytest.raises(SlurmBudgetError, match=r"slurm_agent\.rpcs_per_minute"):
+        world.agent.take(4)
+    assert world.ledger().used() == 0, "what is refused does not count"
+
+
+def test_letting_go_is_never_refused_and_readers_pay_for_it(tmp_path):
+    world = Shared(tmp_path)
+    for question in ("a", "b", "c"):
+        world.read(question)
+    for _ in range(3):
+        world.agent.take(must=True)
+    assert world.ledger().used() == 9
+    world.s += 31
+    assert world.read("a") == -31, "the older answer serves"
+    world.s += 31
+    assert world.read("a") == 0
+    # An operator who removes leases by hand waits for nothing either.
+    world.read("b", 4)
+    world.agent.lift()
+    assert world.agent.left() == float("inf")
+    world.agent.take(5)
+    assert world.ledger().used() == 11
+
+
+def test_what_the_agent_books_is_kept_free_of_readers(tmp_path):
+    world = Shared(tmp_path)
+    assert world.read("a") == 0
+    world.agent.book(6)
+    with pytest.raises(SlurmBudgetError):
+        world.agent.take(6)
+    world.s += 11
+    assert world.read("a") == -11, "what is booked is not for readers, who have an older answer"
+    world.s += 25
+    world.agent.book(6)
+    world.s += 25
+    assert world.agent.left() == 6
+    world.agent.take(6)
+    assert world.ledger().used() == 6
+    # A booking that was used is over, and one of an agent that is gone ends by itself.
+    world.s += 61
+    assert world.read("b") == 0
+    world.s += 120
+    world.agent.book(6)
+    began = world.s
+    assert 25 <= world.read("c") <= 31
+    assert world.s - began <= 31
+    # With a lease that stands, a reader has what the lease does not need.
+    world = Shared(tmp_path / "other")
+    world.agent.book(3)
+    assert world.read("a") == 0
+    world.agent.take(2)
+    assert world.read("b", 1) == 0
+    world.agent.take(must=True)
+    assert world.ledger().used() == 6
+
+
+def test_no_agent_starves_the_readers(tmp_path):
+    """One that wants more all the time has half of the requests, and the budget holds in every minute."""
+    world = Shared(tmp_path, per_minute=6, rate=3)
+    spent, read = [], []
+    for _ in range(120):
+        world.s += 10
+        if world.agent.left() >= 6:
+            world.agent.take(6)
+            spent.append((world.s, 6))
+        else:
+            world.agent.book(6)
+        with contextlib.suppress(SourceError):
+            if world.read("queue", 2, 1, 600) >= 0:
+                read.append((world.s, 2))
+    assert len(spent) >= 7
+    assert sum(cost for _, cost in read) >= 36
+    for at, _ in (*spent, *read):
+        assert sum(cost for other, cost in (*spent, *read) if at - 60 < other <= at) <= 6
+
+
+def test_an_agent_without_a_ledger_keeps_its_own_rate(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    world = Shared(tmp_path / "file" / "folder")
+    assert world.agent.left() == 6
+    world.agent.take(6)
+    world.agent.book(3)
+    with pytest.raises(SlurmBudgetError):
+        world.agent.take(1)
+    world.agent.take(must=True)
+    assert caplog.text.count("cannot be used") == 1
 
 
 def test_lines_are_on_disk_with_safe_rights(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 import shutil
 import subprocess
@@ -22,7 +23,14 @@ from features.vocabulary import conform, schema
 from pipelines.settings import Cluster
 from pipelines.sources import SourceError, build_jobs
 from pipelines.sources.slurm import Commands, SlurmSource
+from pipelines.sources.slurm_budget import Budget
+from pipelines.sources.slurm_share import AgentShare
 from pipelines.sources.slurmrestd import RestReader
+from scheduler_hints.plan_feed import PlansAnswer
+from scheduler_hints.schema import ReservationPlan
+from scheduler_hints.slurm_agent import SlurmAgent
+from scheduler_hints.slurm_commands import SlurmCommands
+from scheduler_hints.slurm_guard import Limits
 from tests import services
 from tests.services import Slurm, utc_text, wait_until
 
@@ -376,8 +384,70 @@ def test_all_readers_together_stay_within_the_budget(slurm: Slurm, tmp_path: Pat
 def _requests(slurm: Slurm) -> dict[str, int]:
     """Questions of clients that slurmctld has answered since its counters were reset, but for sdiag's own."""
     text = slurm.run("sdiag").split("by message type")[1].split("by user")[0]
-    found = re.findall(r"REQUEST_(\w+_INFO)\s.*?count:(\d+)", text)
+    found = re.findall(r"REQUEST_(\w+_INFO|JOB_INFO_SINGLE|\w+_RESERVATION|PRIORITY_FACTORS)\s.*?count:(\d+)", text)
     return {name: int(count) for name, count in found if name != "STATS_INFO"}
+
+
+def test_readers_and_agent_stay_within_one_budget(slurm: Slurm, tmp_path: Path) -> None:
+    """The agent goes first and its releases wait for nothing; what slurmctld counts is what the ledger says."""
+    slurm.reset()
+    waiting = slurm.submit("-N1", "--exclusive", "--begin=now+1hour", "--time=5", script="true")
+    skew_s = 0.0
+    clock = lambda: time.time() + skew_s  # noqa: E731
+    ledger = lambda: Budget("alpha", tmp_path, 6, 1, clock)  # noqa: E731
+    reader = Commands("alpha", str(slurm.conf), budget=ledger())
+    share = AgentShare(ledger(), 3, monotonic=lambda: time.monotonic() + skew_s)
+    plans: list[ReservationPlan] = []
+    rows: list[dict[str, Any]] = []
+    agent = SlurmAgent(
+        "alpha", lambda: PlansAnswer(list(plans), 3600.0), SlurmCommands(conf=str(slurm.conf), budget=share),
+        mode="reserve", audit=rows.append, limits=Limits(max_nodes_ratio=1.0),
+        clock=lambda: datetime.now(UTC) + timedelta(seconds=skew_s),
+        monotonic=lambda: time.monotonic() + skew_s,
+    )  # fmt: skip
+    slurm.run("sdiag", "--reset")
+
+    def counted() -> int:
+        """What slurmctld counted since the last time; no minute may hold more than the budget."""
+        found = sum(_requests(slurm).values())
+        slurm.run("sdiag", "--reset")
+        return found
+
+    agent.step()
+    assert counted() == 1, "which leases there are"
+    for program in (("squeue", "--noheader"), ("scontrol", "show", "partition"), ("scontrol", "show", "node")):
+        reader.run(*program)
+    assert (counted(), ledger().used()) == (5, 6)
+    now = datetime.now(UTC)
+    plans.append(
+        ReservationPlan(
+            id=f"p-{waiting}", cluster="alpha", job_id=str(waiting), user=getpass.getuser(), account=None, nodes=["n4"],
+            start=now, end=now + timedelta(minutes=15), because=["trouble is foreseen"], benefit="",
+            cost_if_wrong_gpu_s=0.0,
+        )
+    )  # fmt: skip
+    agent.step()
+    assert [row["action"] for row in rows] == []
+    slurm.run("sdiag", "--reset")
+    skew_s = 61.0
+    agent.step()  # books: it needs the whole minute
+    with pytest.raises(SourceError, match="used up"):
+        reader.run("sinfo")
+    assert [(row["action"], row["is_applied"]) for row in rows] == [("reserve", True)]
+    assert (counted(), ledger().used()) == (6, 6)
+    plans.clear()
+    agent.step()
+    assert [row["action"] for row in rows] == ["reserve", "release"], "letting go waits for no budget"
+    assert (counted(), ledger().used()) == (3, 9)
+    assert "wg_" not in slurm.run("scontrol", "show", "reservation")
+    slurm.run("sdiag", "--reset")
+    with pytest.raises(SourceError, match="used up"):
+        reader.run("sinfo")
+    assert counted() == 0, "readers pay for it"
+    skew_s = 122.0
+    reader.run("sinfo")
+    assert counted() == 2
+    slurm.run("scancel", str(waiting))
 
 
 def test_state_that_changed_is_seen(slurm: Slurm) -> None:

@@ -1,101 +1,144 @@
-"""Assets raw and core: jobs, nodes and samples as received and cleaned, and the findings about their quality."""
+"""Assets raw and core: jobs, nodes and samples as received and cleaned, and the findings about their quality.
 
-from collections.abc import Iterator
+One form for all: a step of `pipelines/steps.py` for each cluster, one asset for each table that it writes, and a check
+that every cluster answered.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
 
 import dagster as dg
 
 from pipelines.asset_metadata import figures, rows, table_spec
 from pipelines.assets.outcome import ANSWERS, answers
 from pipelines.resources import Weatherglass
+from pipelines.settings import Settings
 from pipelines.steps import ingest_jobs_of, ingest_scheduler_of, ingest_telemetry_of
+from pipelines.store import Store
 
 # A window may wait for the one before it; after this long without samples something is wrong.
 FRESH_S = 1800.0
-SAMPLE_TABLES = (
-    "raw_gpu_samples", "core_gpu_samples", "core_node_samples", "core_gpu_health", "core_link_samples",
-    "raw_port_samples", "core_port_samples", "core_queue_samples", "core_boards",
-)  # fmt: skip
 _RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS)
 
 
-@dg.multi_asset(
-    specs=[
+def _ingest(
+    name: str,
+    description: str,
+    specs: list[dg.AssetSpec],
+    step: Callable[[Store, Settings, str, datetime], Any],
+    counts: Mapping[str, Callable[[Any], int]],
+    *,
+    checked: str,
+    promise: str,
+    shown: Iterable[str],
+    extra: Mapping[str, Iterable[str]] | None = None,
+) -> dg.AssetsDefinition:
+    """The assets of one step.
+
+    Args:
+        name: Of the operation.
+        description: What it does.
+        specs: One asset a table.
+        step: Does it for one cluster; its report has `cluster` and `error`.
+        counts: Table → rows that a report has of it.
+        checked: Table that the check stands with.
+        promise: What the check says when it passes.
+        shown: Attributes of reports shown with every table.
+        extra: Table → attributes shown with it alone.
+    """
+
+    @dg.multi_asset(
+        name=name,
+        description=description,
+        specs=specs,
+        check_specs=[dg.AssetCheckSpec(ANSWERS, asset=checked, description=promise)],
+        retry_policy=_RETRY,
+    )
+    def ingest(
+        context: dg.AssetExecutionContext, weatherglass: Weatherglass
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        now, store = weatherglass.now(), weatherglass.store()
+        reports = [step(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
+        shared = figures(reports, shown)
+        for table, count in counts.items():
+            own = figures(reports, (extra or {}).get(table, ()))
+            metadata = {**rows(sum(count(report) for report in reports)), **shared, **own}
+            yield dg.MaterializeResult(asset_key=table, metadata=metadata)
+        yield answers(context, checked, reports)
+
+    return ingest
+
+
+ingest_jobs = _ingest(
+    "ingest_jobs",
+    "Jobs and nodes of every cluster in their newest known state.",
+    [
         table_spec("raw_jobs", "raw", fresh_s=FRESH_S),
         table_spec("core_jobs", "core", deps=["raw_jobs"], fresh_s=FRESH_S),
         table_spec("core_nodes", "core", fresh_s=FRESH_S),
         table_spec("core_job_states", "core", deps=["raw_jobs"]),
     ],
-    check_specs=[dg.AssetCheckSpec(ANSWERS, asset="raw_jobs", description="Every scheduler answered.")],
-    retry_policy=_RETRY,
+    ingest_jobs_of,
+    {
+        "raw_jobs": lambda report: report.raw_rows,
+        "core_jobs": lambda report: report.core_rows,
+        "core_nodes": lambda report: report.node_rows,
+        "core_job_states": lambda report: report.state_rows,
+    },
+    checked="raw_jobs",
+    promise="Every scheduler answered.",
+    shown=["lag_s", "mark", "error"],
+    extra={"core_jobs": ["vanished", "findings", "warnings"]},
 )
-def ingest_jobs(
-    context: dg.AssetExecutionContext, weatherglass: Weatherglass
-) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
-    """Jobs and nodes of every cluster in their newest known state."""
-    now = weatherglass.now()
-    store = weatherglass.store()
-    reports = [ingest_jobs_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
-    shared = figures(reports, ["lag_s", "mark", "error"])
-    written = {
-        "raw_jobs": "raw_rows", "core_jobs": "core_rows", "core_nodes": "node_rows", "core_job_states": "state_rows",
-    }  # fmt: skip
-    for name, count in written.items():
-        metadata = {**rows(sum(getattr(report, count) for report in reports)), **shared}
-        if name == "core_jobs":
-            metadata |= figures(reports, ["vanished", "findings", "warnings"])
-        yield dg.MaterializeResult(asset_key=name, metadata=metadata)
-    yield answers(context, "raw_jobs", reports)
 
-
-@dg.multi_asset(
-    specs=[
+ingest_scheduler = _ingest(
+    "ingest_scheduler",
+    "Reservations, limits and parts of priorities of every scheduler, and which GPUs its running jobs hold.",
+    [
         table_spec("core_reservations", "core", deps=["core_nodes"], fresh_s=FRESH_S),
         table_spec("core_policies", "core", fresh_s=FRESH_S),
+        table_spec("core_job_priorities", "core"),
     ],
-    check_specs=[dg.AssetCheckSpec(ANSWERS, asset="core_policies", description="Every scheduler told its policy.")],
-    retry_policy=_RETRY,
+    ingest_scheduler_of,
+    {
+        "core_reservations": lambda report: report.reservation_rows,
+        "core_policies": lambda report: report.policy_rows,
+        "core_job_priorities": lambda report: report.priority_rows,
+    },
+    checked="core_policies",
+    promise="Every scheduler told its policy.",
+    shown=["gpu_job_rows", "queue_rows", "warnings", "error"],
 )
-def ingest_scheduler(
-    context: dg.AssetExecutionContext, weatherglass: Weatherglass
-) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
-    """Reservations and limits of every scheduler, and which GPUs its running jobs hold."""
-    now = weatherglass.now()
-    store = weatherglass.store()
-    reports = [ingest_scheduler_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
-    shared = figures(reports, ["gpu_job_rows", "queue_rows", "warnings", "error"])
-    for name, count in (("core_reservations", "reservation_rows"), ("core_policies", "policy_rows")):
-        metadata = {**rows(sum(getattr(report, count) for report in reports)), **shared}
-        yield dg.MaterializeResult(asset_key=name, metadata=metadata)
-    yield answers(context, "core_policies", reports)
+
+_SAMPLES = [
+    table_spec("raw_gpu_samples", "raw", fresh_s=FRESH_S),
+    table_spec("core_gpu_samples", "core", deps=["raw_gpu_samples", "core_jobs"], fresh_s=FRESH_S),
+    table_spec("core_node_samples", "core", fresh_s=FRESH_S),
+    table_spec("core_gpu_health", "core"),
+    table_spec("core_link_samples", "core"),
+    table_spec("raw_port_samples", "raw"),
+    table_spec("core_port_samples", "core", deps=["raw_port_samples"]),
+    table_spec("core_queue_samples", "core"),
+    table_spec("core_boards", "core"),
+]
 
 
-@dg.multi_asset(
-    specs=[
-        table_spec("raw_gpu_samples", "raw", fresh_s=FRESH_S),
-        table_spec("core_gpu_samples", "core", deps=["raw_gpu_samples", "core_jobs"], fresh_s=FRESH_S),
-        table_spec("core_node_samples", "core", fresh_s=FRESH_S),
-        table_spec("core_data_quality", "core", deps=["raw_gpu_samples"], fresh_s=FRESH_S),
-        table_spec("core_gpu_health", "core"),
-        table_spec("core_link_samples", "core"),
-        table_spec("raw_port_samples", "raw"),
-        table_spec("core_port_samples", "core", deps=["raw_port_samples"]),
-        table_spec("core_queue_samples", "core"),
-        table_spec("core_boards", "core"),
-    ],
-    check_specs=[dg.AssetCheckSpec(ANSWERS, asset="raw_gpu_samples", description="Every source of samples answered.")],
-    retry_policy=_RETRY,
+def _written(table: str) -> Callable[[Any], int]:
+    return lambda report: report.rows.get(table, 0)
+
+
+ingest_samples = _ingest(
+    "ingest_samples",
+    "Windows of samples that are due, each committed with its findings and its high-water mark.",
+    [*_SAMPLES, table_spec("core_data_quality", "core", deps=["raw_gpu_samples"], fresh_s=FRESH_S)],
+    ingest_telemetry_of,
+    {
+        **{table: _written(table) for spec in _SAMPLES for table in spec.key.path},
+        "core_data_quality": lambda report: sum(report.findings.values()),
+    },
+    checked="raw_gpu_samples",
+    promise="Every source of samples answered.",
+    shown=["windows", "lag_s", "mark", "error"],
+    extra={"core_data_quality": ["findings", "warnings"]},
 )
-def ingest_samples(
-    context: dg.AssetExecutionContext, weatherglass: Weatherglass
-) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
-    """Windows of samples that are due, each committed with its findings and its high-water mark."""
-    now = weatherglass.now()
-    store = weatherglass.store()
-    reports = [ingest_telemetry_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
-    shared = figures(reports, ["windows", "lag_s", "mark", "error"])
-    counts = {table: sum(report.rows.get(table, 0) for report in reports) for table in SAMPLE_TABLES}
-    counts["core_data_quality"] = sum(sum(report.findings.values()) for report in reports)
-    for name, count in counts.items():
-        extra = figures(reports, ["findings", "warnings"]) if name == "core_data_quality" else {}
-        yield dg.MaterializeResult(asset_key=name, metadata={**rows(count), **shared, **extra})
-    yield answers(context, "raw_gpu_samples", reports)

@@ -3,7 +3,8 @@
 Nowcast, ingest, publishing and inventory each poll the same controller from processes of their own. They keep one
 ledger of requests and the last answer to each question in the state folder: a young answer is given again instead of
 asking, and when the minute's requests are used up an older one serves, else the question waits. What is asked and what
-the answer means stands in `slurm_commands.py` and `slurmrestd.py`.
+the answer means stands in `slurm_commands.py` and `slurmrestd.py`. The Slurm agent writes its requests in the same
+ledger, before those of the readers (`slurm_share.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import filelock
 from pipelines.sources import SourceError
 
 _WINDOW_S = 60.0
+_BOOKED_S = 30.0  # an agent that is gone holds back the readers no longer than this
+_LOOK_AGAIN_S = 5.0  # a booking may be used long before it ends
 _KEPT_S = 3600.0  # answers to questions that nobody asks any more
 _USUAL_PER_MINUTE = 6.0  # ages are meant for this budget; a larger one shortens them
 
@@ -118,7 +121,40 @@ class Budget:
     def used(self) -> int:
         """Requests of the last minute."""
         with self._lock():
-            return sum(cost for _, cost in self._ledger(_WINDOW_S))
+            return sum(cost for _, cost, _ in self._ledger(_WINDOW_S))
+
+    def spend(self, cost: int, *, must: bool) -> bool:
+        """Write down requests that are made without this budget's `ask`, as the agent's.
+
+        Args:
+            cost: Requests.
+            must: They are made whatever the budget says, and count all the same.
+
+        Returns:
+            True when they are written down and may be made.
+
+        Raises:
+            OSError: The state folder cannot be used.
+            filelock.Timeout: Another process keeps the ledger.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._lock():
+            ledger = self._ledger(_WINDOW_S)
+            if not must and sum(spent for _, spent, _ in ledger) + cost > max(self.per_minute, cost):
+                return False
+            self._put(ledger, cost, is_agent=True)
+        return True
+
+    def book(self, requests: float) -> None:
+        """Keep so many of each minute's requests free for `spend`, for half a minute or until booked anew.
+
+        Raises:
+            OSError: The state folder cannot be used.
+            filelock.Timeout: Another process keeps the ledger.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._lock():
+            self._write(self._folder / "booking.json", json.dumps([self._clock() + _BOOKED_S, requests]).encode())
 
     def _await_turn(self, price: Price, known: Answer | None, scale: float) -> bool:
         """True when it is this question's turn; False when the known answer shall do."""
@@ -144,23 +180,40 @@ class Budget:
         room = max(self.per_minute, cost) - cost
         with self._lock():
             ledger = self._ledger(window_s)
-            spent = sum(spent for _, spent in ledger)
+            spent = sum(spent for _, spent, _ in ledger)
             now = self._clock()
-            if spent <= room:
-                self._write(self._folder / "ledger.json", json.dumps([*ledger, (now, cost)]).encode())
+            until, booked = self._booked(ledger, now)
+            if spent + booked <= room:
+                self._put(ledger, cost, is_agent=False)
                 return 0.0
-            for at, one in ledger:
+            if spent <= room:
+                return min(max(until - now, 0.01), _LOOK_AGAIN_S)
+            for at, one, _ in ledger:
                 spent -= one
                 if spent <= room:
                     return max(at + window_s - now, 0.01)
         return window_s
 
-    def _ledger(self, window_s: float) -> list[tuple[float, int]]:
-        """Time and cost of the requests of the window, oldest first; what a clock set back left ahead is dropped."""
+    def _booked(self, ledger: list[tuple[float, int, bool]], now: float) -> tuple[float, float]:
+        """Until when how many requests are kept free: what is booked and not yet spent within the minute."""
+        try:
+            until, requests = json.loads((self._folder / "booking.json").read_bytes())
+            if not now < float(until) <= now + _BOOKED_S + 1:
+                return now, 0.0
+            spent = sum(cost for at, cost, is_agent in ledger if is_agent and at > now - _WINDOW_S)
+            return float(until), max(0.0, min(float(requests), self.per_minute) - spent)
+        except (OSError, ValueError, TypeError):
+            return now, 0.0
+
+    def _put(self, ledger: list[tuple[float, int, bool]], cost: int, *, is_agent: bool) -> None:
+        self._write(self._folder / "ledger.json", json.dumps([*ledger, (self._clock(), cost, is_agent)]).encode())
+
+    def _ledger(self, window_s: float) -> list[tuple[float, int, bool]]:
+        """Time, cost and side of the window's requests, oldest first; what a clock set back left ahead is dropped."""
         now = self._clock()
         try:
             rows = json.loads((self._folder / "ledger.json").read_bytes())
-            return sorted((float(at), int(cost)) for at, cost in rows if now - window_s < at <= now + 1)
+            return sorted((float(at), int(cost), bool(who)) for at, cost, who in rows if now - window_s < at <= now + 1)
         except FileNotFoundError:
             return []
         except (ValueError, TypeError):  # cut off by a full disk

@@ -39,7 +39,7 @@ def price(program: str, arguments: tuple[str, ...]) -> Price:
         return _QUEUE
     if program == "sinfo" or (program == "scontrol" and what.startswith("node")):
         return _NODES
-    return _DEAR if program == "sprio" or what.startswith("config") else _REST
+    return _DEAR if what.startswith("config") else _REST
 
 
 class Commands:
