@@ -6,10 +6,8 @@ of a `scrape` source; files that it tries these folders with are removed again. 
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.commands import TASKS
+from pipelines.progress import counted
 from pipelines.settings import Settings
 
 if TYPE_CHECKING:
-    import httpx
-
     from scheduler_hints.tokens import TokenStore
 
 _MIN_FREE_BYTES = 5 * 2**30
@@ -82,7 +79,8 @@ def check_source(settings: Settings, cluster: str, what: str) -> Iterator[Findin
     if what == "jobs" and chosen.jobs == "none":
         with closing(build_jobs(cluster, chosen, settings.state)) as inventory:
             nodes = len(inventory.live().nodes)
-        yield Finding(f"{cluster} jobs", True, f"no scheduler is configured; {nodes} nodes in the inventory")
+        text = f"no scheduler is configured; {counted(nodes, 'node')} in the inventory"
+        yield Finding(f"{cluster} jobs", True, text)
         return
     build = build_telemetry if what == "telemetry" else build_jobs
     try:
@@ -109,72 +107,11 @@ def _slurm_advice(cluster: str, text: str) -> str:
     return f"{said}; set clusters.{cluster}.slurm_conf or slurm_bin, or run where scontrol works"
 
 
-_Recognise = Callable[["httpx.Response"], bool]
-
-
-def _is_hints_api(answer: httpx.Response) -> bool:
-    return answer.json() == {"status": "ok"}
-
-
-def _is_dashboards(answer: httpx.Response) -> bool:
-    return "Weatherglass" in answer.text
-
-
-def _is_dagster(answer: httpx.Response) -> bool:
-    return "dagster_webserver_version" in answer.json()
-
-
 def check_ports(settings: Settings) -> Iterator[Finding]:
-    """A port must be free, or already served by the part of Weatherglass that it is for."""
-    api, dashboards, dagster = settings.api, settings.dashboards, settings.dagster
-    ports: list[tuple[str, str, int, str, str, _Recognise]] = [
-        ("api.port", api.host, api.port, "/healthz", "the hints API", _is_hints_api),
-        ("dashboards.port", dashboards.host, dashboards.port, "/", "the dashboards", _is_dashboards),
-    ]
-    if dagster.enabled:
-        ports.append(("dagster.port", dagster.host, dagster.port, "/server_info", "Dagster", _is_dagster))
-    taken: dict[int, str] = {}
-    for setting, host, port, path, what, is_ours in ports:
-        if port in taken:
-            yield Finding(setting, False, f"{port} is {taken[port]} too; choose another")
-            continue
-        taken[port] = setting
-        reason = _bind_error(host, port)
-        if reason is None:
-            yield Finding(setting, True, f"{host}:{port} is free")
-        elif reason.errno != errno.EADDRINUSE:
-            name = setting.replace("port", "host")
-            yield Finding(setting, False, f"cannot listen on {host}:{port}: {reason.strerror}; set {setting} or {name}")
-        elif _answers(host, port, path, is_ours):
-            yield Finding(setting, True, f"{host}:{port}: {what} of Weatherglass answers there")
-        else:
-            wrong = f"{host}:{port} is in use, and what listens there is not {what} of Weatherglass"
-            yield Finding(setting, False, f"{wrong}; stop it or set {setting}")
+    from pipelines.doctor_ports import look_at_ports
 
-
-def _bind_error(host: str, port: int) -> OSError | None:
-    """Why nothing can listen there; None: it can."""
-    try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, number) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        return error
-    return None
-
-
-def _answers(host: str, port: int, path: str, is_ours: _Recognise) -> bool:
-    """Whether the part of Weatherglass that is expected there answers."""
-    import httpx
-
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    url = f"http://[{here}]:{port}{path}" if ":" in here else f"http://{here}:{port}{path}"
-    try:
-        answer = httpx.get(url, timeout=2, trust_env=False)
-        return answer.status_code == 200 and is_ours(answer)
-    except (httpx.HTTPError, ValueError, TypeError):  # no HTTP, no JSON, JSON that is no object
-        return False
+    for setting, is_ok, text in look_at_ports(settings):
+        yield Finding(setting, is_ok, text)
 
 
 def check_tokens(settings: Settings) -> Iterator[Finding]:
@@ -206,7 +143,7 @@ def check_tokens(settings: Settings) -> Iterator[Finding]:
         return
     is_private = not mode & 0o077
     fix = "" if is_private else f"; others can read it: chmod 600 {path}"
-    yield Finding("tokens", is_private, f"{path} has {len(tokens)} tokens and mode {mode:04o}{fix}")
+    yield Finding("tokens", is_private, f"{path} has {counted(len(tokens), 'token')} and mode {mode:04o}{fix}")
     yield _own_token(tokens)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import shutil
 import socket
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import filelock
 
 from pipelines.settings import ENV_PREFIX, Settings, parse_settings
+from pipelines.settings_files import Listener
 
 DEMO = "demo"
 _MARKER = ".weatherglass-demo"
@@ -85,13 +87,24 @@ def claim(state: Path) -> filelock.FileLock:
     return lock
 
 
-def check_ports(ports: dict[str, tuple[str, int]]) -> None:
-    """Find out whether every port is free; `ports` gives setting → (host, port).
+def check_ports(ports: dict[str, tuple[str, int]], later: Iterable[Listener] = ()) -> None:
+    """Find out whether every port is free, and no two are the same.
+
+    Args:
+        ports: Setting → (host, port).
+        later: Places that are opened later and tried again until they are free: they need not be free now.
 
     Raises:
         StartError: Names each one that is not.
     """
     taken = []
+    known: list[Listener] = []
+    for one in (*(Listener(tuple(setting.split(".")), *place) for setting, place in ports.items()), *later):
+        if other := next((other for other in known if one.meets(other)), None):
+            taken.append(f"{one.setting} = {one.port}: {other.setting} has it already; choose another")
+        known.append(one)
+    if taken:
+        raise StartError("\n".join(taken))
     for setting, (host, port) in ports.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

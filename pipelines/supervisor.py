@@ -12,10 +12,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.preflight import DEMO, check_ports, claim, demo_settings, fresh_demo_state
 from pipelines.processes import Child, Processes
 from pipelines.settings import ENV_PREFIX, Settings, SettingsError, load_settings
+from pipelines.settings_files import listeners
+
+if TYPE_CHECKING:
+    from pipelines.sources.remote_write_address import Address
 
 ROOT = Path(__file__).parent.parent
 
@@ -104,6 +109,7 @@ class _Run:
                 self.tell("simulator", f"not up after 120 s; see {self.processes.log_path('simulator')}")
         for name in self.settings.clusters:
             self.service(f"nowcast-{name}", _command("nowcast", "--cluster", name))
+        self.tell_of_receivers()
         if self.wait_until(lambda: _answers(f"http://{pages.host}:{pages.port}/"), 60):
             self.tell("dashboards", f"http://{pages.host}:{pages.port}/")
         if self.wait_until(lambda: _answers(f"http://{api.host}:{api.port}/healthz"), 30):
@@ -122,7 +128,29 @@ class _Run:
             status = json.loads((self.settings.published / cluster / "nowcast-status.json").read_bytes())
         except (OSError, ValueError):
             return f"see {self.processes.log_path(f'nowcast-{cluster}')}"
-        return "; ".join(dict.fromkeys(status.get("problems", {}).values())) or "it is starting"
+        said = (str(text).removeprefix(f"{cluster}: ") for text in status.get("problems", {}).values())
+        return "; ".join(dict.fromkeys(said)) or "it is starting"
+
+    def tell_of_receivers(self) -> None:
+        """Where Prometheus may send to, or why not: a nowcast without its receiver goes on, and tries again."""
+        from pipelines.sources.remote_write_address import address_of
+        from pipelines.sources.remote_write_check import receiver_state
+        from pipelines.sources.remote_write_keeper import read_receiver
+
+        began_ms = 1000 * time.time()
+
+        def is_known(address: Address, folder: Path) -> bool:
+            said = read_receiver(folder)
+            has_failed = said is not None and said.problem is not None and said.at_ms >= began_ms
+            return has_failed or receiver_state(address, folder)[0]
+
+        for name, cluster in self.settings.clusters.items():
+            if cluster.telemetry != "remote-write" or self.stopping:
+                continue
+            address, folder = address_of(name, cluster), self.settings.state / "spool" / name
+            self.wait_until(lambda a=address, f=folder: is_known(a, f), 30)
+            if not self.stopping:
+                self.tell("receiver", f"{name}: {receiver_state(address, folder)[1]}")
 
     def start_behind(self) -> None:
         if self.is_demo and not self.stopping and self.task("history", _command("demo-history"), 300):
@@ -248,7 +276,7 @@ def run_everything(*, dagster: bool = True) -> int:
     if is_demo:
         ports["simulator.port"] = ("127.0.0.1", settings.simulator.port)
     lock = claim(settings.state)
-    check_ports(ports)
+    check_ports(ports, [one for one in listeners(settings) if one.location[0] == "clusters"])
     if is_demo:
         fresh_demo_state(settings.state)
         config = settings.state / "weatherglass.toml"

@@ -39,7 +39,9 @@ class Metrics:
         hints, left_out = render([shard.gauges for shard in fresh if shard is not None], MAX_GAUGES)
         self.truncated += left_out
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector([*self._own(now_s), *_freshness(state, clusters, now_s)]))
+        registry.register(
+            _Collector([*self._own(now_s), *_freshness(state, clusters, now_s), _nowcast_problems(state, clusters)])
+        )
         ProcessCollector(registry=registry)
         return generate_latest(registry) + hints.encode()
 
@@ -89,6 +91,17 @@ def _freshness(state: State, clusters: Sequence[str], now_s: float) -> Iterable[
             count.add_metric(labels, len(shard.rows))
             invalid.add_metric(labels, shard.invalid)
     return fresh, expires, age, data_age, count, invalid
+
+
+def _nowcast_problems(state: State, clusters: Sequence[str]) -> Metric:
+    """One gauge for each trouble that a nowcast tells of; what it is `/v1/status` says in words."""
+    found = GaugeMetricFamily(
+        "weatherglass_nowcast_problem", "1 while a nowcast tells of trouble with this part.", labels=["cluster", "part"]
+    )
+    for cluster in clusters:
+        for part in state.nowcast_parts(cluster):
+            found.add_metric([cluster, part], 1.0)
+    return found
 
 
 class _Collector:

@@ -23,6 +23,7 @@ WAIT_SHARE = 0.5  # of a tick that the loop waits for samples before it scores w
 JOBS_WAIT_SHARE = 0.1  # and then for jobs, before it cuts windows from the last ones
 LOG_EVERY_S = 60.0  # a problem that lasts is logged at most this often
 SHOWN = 3  # warnings of a source that are quoted
+_OURS = ("pipelines", "scheduler_hints", "models", "features")  # their errors are sentences
 
 
 class Newest(Protocol):
@@ -41,7 +42,9 @@ class TelemetrySource(Protocol):
 
     name: str
 
-    def latest(self) -> Newest: ...
+    def latest(self) -> Newest:
+        """The newest samples. A source that is sent to may also have `receiver_problem`: in words why it is not up."""
+        ...
 
 
 class Live(Protocol):
@@ -124,10 +127,18 @@ class Poll:
 
     def _fail(self, error: BaseException) -> None:
         self.failures_total += 1
-        self.problem = f"{self.name}: {type(error).__name__}: {error}"
+        said = _said(self.name, error)
+        self.problem = f"{self.name}: {said}"
         if time.monotonic() - self._logged >= LOG_EVERY_S:
             self._logged = time.monotonic()
-            log.warning("source %s failed, going on without it: %s", self.name, error)
+            log.warning("source %s failed, going on without it: %s", self.name, said)
+
+
+def _said(name: str, error: BaseException) -> str:
+    """An error in words, without the name of its source before it; one that is not ours with its kind."""
+    text = str(error).removeprefix(f"{name}: ")
+    is_ours = type(error).__module__.partition(".")[0] in _OURS
+    return text if is_ours else f"{type(error).__name__}: {text}"
 
 
 def run(
@@ -170,6 +181,7 @@ def run(
             next_jobs = time.monotonic() + period_s
         telemetry.start()
         _take_samples(nowcast, telemetry, WAIT_SHARE * tick_s, clean)
+        _note(nowcast, "receiver", getattr(telemetry_source, "receiver_problem", None))
         if jobs is not None:
             _take_jobs(nowcast, jobs, JOBS_WAIT_SHARE * tick_s, job_forecasts, node_risks)
         try:
@@ -202,8 +214,9 @@ def _take_samples(
     except FATAL:
         raise
     except BaseException as error:
-        _note(nowcast, "telemetry-source", f"{poll.name}: {error}")
-        log.warning("samples of %s could not be taken in: %s", poll.name, error)
+        said = _said(poll.name, error)
+        _note(nowcast, "telemetry-source", f"{poll.name}: {said}")
+        log.warning("samples of %s could not be taken in: %s", poll.name, said)
 
 
 def _take_jobs(
@@ -225,8 +238,9 @@ def _take_jobs(
     except FATAL:
         raise
     except BaseException as error:
-        _note(nowcast, "job-source", f"{poll.name}: {error}")
-        log.warning("jobs of %s could not be taken in: %s", poll.name, error)
+        said = _said(poll.name, error)
+        _note(nowcast, "job-source", f"{poll.name}: {said}")
+        log.warning("jobs of %s could not be taken in: %s", poll.name, said)
 
 
 def _note_warnings(nowcast: Nowcast, poll: Poll, warnings: Sequence[str]) -> None:
@@ -235,7 +249,8 @@ def _note_warnings(nowcast: Nowcast, poll: Poll, warnings: Sequence[str]) -> Non
         return
     more = f"; and {len(warnings) - SHOWN} more" if len(warnings) > SHOWN else ""
     plural = "s" if len(warnings) > 1 else ""
-    text = f"{len(warnings)} warning{plural}: {'; '.join(map(str, warnings[:SHOWN]))}{more}"
+    quoted = "; ".join(str(warning).removeprefix(f"{poll.name}: ") for warning in warnings[:SHOWN])
+    text = f"{len(warnings)} warning{plural}: {quoted}{more}"
     _note(nowcast, "telemetry-targets", text)
     poll.warn(text)
 

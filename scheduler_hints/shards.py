@@ -125,6 +125,13 @@ class State:
         age_s = now_s - self.shards[cluster, kind].deadline_s
         return f"expired {age_s:.0f} s ago: nothing newer has been published"
 
+    def nowcast_parts(self, cluster: str) -> list[str]:
+        """Names of what a nowcast says is in trouble, as `receiver`; none when it says nothing."""
+        try:
+            return sorted(_word.decode(self.nowcast[cluster]).problems)
+        except (KeyError, msgspec.DecodeError, UnicodeDecodeError):
+            return []
+
     def nowcast_problems(self, cluster: str, kind: str, at: datetime) -> str | None:
         """What the nowcast says keeps it from publishing a kind, or that it is silent; None when it says nothing.
 

@@ -242,6 +242,20 @@ def test_doctor_finds_what_is_wrong_and_says_what_to_do(run, tmp_path, free_port
     assert lines[-1].endswith("to mend.")
 
 
+def test_doctor_says_that_a_receivers_port_is_taken(run, tmp_path, free_port, pages):
+    config = (
+        f'state_dir = "{tmp_path}/s"\n[clusters.prod]\ntelemetry = "remote-write"\njobs = "none"\n'
+        f"remote_write_port = {pages.port}\n[api]\nport = {free_port()}\n[dashboards]\nport = {free_port()}\n"
+    )
+    done = run("doctor", config=config)
+    assert done.returncode == 1
+    line = next(line for line in done.stdout.splitlines() if "receiver" in line)
+    assert line.startswith("FAIL  prod telemetry: receiver")
+    assert f"127.0.0.1:{pages.port} is in use, and what listens there is not the receiver of prod; stop it" in line
+    assert line.endswith("or set clusters.prod.remote_write_port")
+    assert "everything has arrived" not in done.stdout
+
+
 def test_doctor_is_content_with_a_cluster_that_is_well(run, tmp_path, free_port):
     trace = tmp_path / "telemetry.parquet"
     now = pl.Series("ts", [0], dtype=pl.Datetime("us", "UTC"))

@@ -43,6 +43,10 @@ from pipelines.sources.sample_log import Chunk, SampleLog
 from pipelines.sources.series import Index
 from pipelines.sources.spool import Spool
 from pipelines.store import Store
+from scheduler_hints.api import create_app
+from scheduler_hints.nowcast import Nowcast, NowcastConfig
+from scheduler_hints.nowcast_loop import run
+from scheduler_hints.snapshot import Publisher
 from tests.metric_services import make_authority, make_certificate
 from tests.services import Pages, Process, Prometheus, free_port, scrape_config, wait_until
 
@@ -591,6 +595,40 @@ def test_a_taken_port_is_tried_again_and_said_until_it_is_free(tmp_path: Path) -
     finally:
         source.close()
     assert "nothing listens on" in by_name(other)["receiver"][1]
+
+
+def test_a_nowcast_without_its_receiver_says_so_everywhere_until_it_is_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger, stop = Pages(), threading.Event()
+    source = RemoteWriteSource("a", tmp_path / "spool", port=stranger.port, exporter_interval_s=1, tick_s=0.2)
+    nowcast = Nowcast("a", Publisher(tmp_path / "published", "a"), NowcastConfig(tick_s=0.2, exporter_interval_s=1))
+    statuses: list[dict[str, Any]] = []
+    loop = threading.Thread(target=run, args=(nowcast, source, None, 0.2, stop), kwargs={"on_tick": statuses.append})
+    api = create_app(tmp_path / "published", ["a"])
+
+    def gauges() -> str:
+        api.store.refresh()
+        return api.metrics.render(["a"]).decode()
+
+    try:
+        loop.start()
+        wait_until(lambda: statuses and "receiver" in statuses[-1]["problems"], 10)
+        said = statuses[-1]["problems"]["receiver"]
+        assert f"cannot listen on 127.0.0.1:{stranger.port}: Address already in use" in said
+        assert statuses[-1]["problems"]["telemetry-source"] == f"a: {said}"
+        assert f"source a failed, going on without it: {said}" in caplog.text
+        assert 'weatherglass_nowcast_problem{cluster="a",part="receiver"} 1.0' in gauges()
+        stranger.stop()
+        wait_until(lambda: "receiver" not in statuses[-1]["problems"], 10)
+        assert post(source.port, good_body())[0] == 204
+        wait_until(lambda: statuses[-1]["gpus"] == 1, 10)
+        assert 'part="receiver"' not in gauges()
+    finally:
+        stop.set()
+        loop.join(10)
+        source.close()
+        stranger.stop()
 
 
 def test_two_receivers_on_one_port_are_told_apart(source: RemoteWriteSource, tmp_path: Path) -> None:

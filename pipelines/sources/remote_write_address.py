@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.settings_files import FileFaultError, KeyFaultError, check_pair, read_secret
 from pipelines.sources import SourceError
 from scheduler_hints.tokens import is_loopback
+
+if TYPE_CHECKING:
+    from pipelines.settings import Cluster
 
 FilesState = tuple[tuple[int, int, int] | None, ...]
 
@@ -79,6 +83,18 @@ class Address:
     def files_state(self) -> FilesState:
         """What tells that one of the files has changed."""
         return tuple(_file_state(path) for path in (self.token_file, self.cert_file, self.key_file))
+
+
+def address_of(name: str, cluster: Cluster) -> Address:
+    """The address that a cluster's settings ask for."""
+    return Address(
+        name,
+        cluster.remote_write_host,
+        cluster.remote_write_port,
+        cluster.remote_write_token_file,
+        cluster.remote_write_cert_file,
+        cluster.remote_write_key_file,
+    )
 
 
 def _file_state(path: str) -> tuple[int, int, int] | None:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from features.metrics import MetricTable
+from pipelines.doctor_ports import bind_error
 from pipelines.progress import counted, span
 from pipelines.sources import Fetched, Finding, SourceError
 from pipelines.sources.prometheus import metric_gaps
@@ -85,7 +86,7 @@ def receiver_state(address: Address, folder: Path) -> tuple[bool, str]:
     last = f"; the nowcast says: {said.problem}" if said and said.problem and said.is_fresh(time.time()) else ""
     answer = _ask(address)
     if answer is None:
-        reason = _bind_error(address)
+        reason = bind_error(address.host, address.port)
         if reason is None:
             start = f"`weatherglass run`, or `weatherglass nowcast --cluster {address.cluster}`"
             return False, f"nothing listens on {where}: start the nowcast ({start}){last}"
@@ -119,21 +120,9 @@ def _ask(address: Address) -> str | None:
         return httpx.get(address.base_url() + READY, timeout=_ASK_S, trust_env=False, verify=False).text
     except httpx.ConnectError as error:
         # TLS that fails counts as a connection error too.
-        return None if _bind_error(address) is None or "SSL" not in str(error) else ""
+        return None if bind_error(address.host, address.port) is None or "SSL" not in str(error) else ""
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return ""
-
-
-def _bind_error(address: Address) -> OSError | None:
-    """Why nothing can listen there; None: it can."""
-    try:
-        family, kind, number, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, number) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-    except OSError as error:
-        return error
-    return None
 
 
 def _lag(state: IntakeState, now_s: float, interval_s: float, *, is_heard: bool) -> Iterator[Finding]:
