@@ -6,9 +6,9 @@ a file twice leaves what importing it once leaves.
 
 from __future__ import annotations
 
-import tempfile
+import contextlib
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 from zoneinfo import ZoneInfo
@@ -16,10 +16,11 @@ from zoneinfo import ZoneInfo
 import polars as pl
 
 from features.metrics import DEFAULT, MetricTable
-from features.vocabulary import TABLES
-from pipelines.imports import ImportingError, Task, reader_of
+from pipelines.imports import ImportingError, Task, check_options, reader_of
+from pipelines.imports.looks import Looks
 from pipelines.imports.report import Report
-from pipelines.imports.settling import CORE, settled
+from pipelines.imports.scratch import clear_leftovers, scratch_folder
+from pipelines.imports.settling import CORE, Settled, settled
 from pipelines.imports.staging import Staging
 
 _PATTERNS = {"exposition": "*", "prometheus-json": "*.json*"}
@@ -52,6 +53,10 @@ def files_of(kind: str, path: Path) -> tuple[Path, ...]:
         return tuple(files)
     if not path.exists():
         raise ImportingError(f"{path}: no such file or folder")
+    if not path.is_file():
+        raise ImportingError(f"{path}: a pipe or a device; save what it gives to a file first")
+    if not path.stat().st_size:
+        raise ImportingError(f"{path}: the file is empty")
     return (path,)
 
 
@@ -88,9 +93,10 @@ def import_files(
         The report; `rows` is 0 when nothing could be used.
 
     Raises:
-        ImportingError: The files cannot be read at all, or are of another kind.
+        ImportingError: The files cannot be read at all, or are of another kind; or the disk is full.
+        OptionError: The kind does not use an option that was given.
         StoreError: The store cannot be written.
-        OSError: The disk is full or a file cannot be read.
+        OSError: A file cannot be read.
     """
     report = Report(path.name, kind, cluster)
     task = Task(
@@ -105,61 +111,46 @@ def import_files(
         vocabulary,
         progress,
     )
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=scratch) as folder:
-        staging = Staging(Path(folder))
-        try:
-            for piece in reader_of(kind)(task):
-                staging.add(piece)
-            for table in sorted(staging.tables, key=list(CORE).index):  # jobs first: samples are given to them
-                for raw, core in settled(staging, table, task):
-                    target.write(table, raw, CORE[table], core)
-                    _count(report, CORE[table], core)
-            _look(staging, report)
-            target.finish(report)
-        finally:
-            staging.close()
+    read = reader_of(kind)
+    check_options(kind, at=at is not None, node=bool(node), zone=zone != "UTC")
+    clear_leftovers(scratch)
+    before = _state_of(task.files)
+    with scratch_folder(scratch) as folder, contextlib.ExitStack() as stack:
+        staging, looks = Staging(folder), Looks(folder)
+        stack.callback(staging.close)
+        stack.callback(looks.close)
+        for piece in read(task):
+            staging.add(piece)
+        _tell_changes(task.files, before, report)
+        for table in sorted(staging.tables, key=list(CORE).index):  # jobs first: samples are given to them
+            for rows in settled(staging, table, task):
+                target.write(table, rows.raw, CORE[table], rows.core)
+                looks.keep(CORE[table], rows.core)
+                _count(report, CORE[table], rows)
+        looks.tell(report)
+        target.finish(report)
     return report
 
 
-def _count(report: Report, table: str, core: pl.DataFrame) -> None:
+def _count(report: Report, table: str, rows: Settled) -> None:
     """Rows, values that are there, and the span of their times."""
+    core = rows.core
     report.kept[table] = report.kept.get(table, 0) + len(core)
-    if core.is_empty():
-        return
-    filled, time = report.filled.setdefault(table, {}), TABLES[table].time
-    for name in core.columns:
+    filled = report.filled.setdefault(table, {}) if len(core) else {}
+    for name in core.columns if len(core) else ():
         filled[name] = filled.get(name, 0) + len(core) - core[name].null_count()
-    first, last = core[time].min(), core[time].max()
-    assert isinstance(first, datetime)
-    assert isinstance(last, datetime)
-    report.first = first if report.first is None else min(first, report.first)
-    report.last = last if report.last is None else max(last, report.last)
+    if rows.first is not None and rows.last is not None:
+        report.first = rows.first if report.first is None else min(rows.first, report.first)
+        report.last = rows.last if report.last is None else max(rows.last, report.last)
 
 
-def _look(staging: Staging, report: Report) -> None:
-    """What the rows are about, and how long their entities were silent."""
-    nouns = {
-        "raw_jobs": (("jobs", "job_id"), ("users", "user")),
-        "raw_gpu_samples": (("GPUs", "gpu_uuid"), ("nodes", "node")),
-        "core_node_samples": (("nodes", "node"),),
-    }
-    for table in staging.tables:
-        for noun, column in nouns.get(table, ()):
-            report.seen[noun] = max(report.seen.get(noun, 0), staging.distinct(table, column))
-    for table, keys, noun in (
-        ("raw_gpu_samples", ("node", "gpu_uuid"), "GPU"),
-        ("core_node_samples", ("node",), "node"),
-    ):
-        found = staging.silences(table, keys) if table in staging.tables else None
-        if found is None:
-            continue
-        usual = f"one sample of a {noun} every {found.interval_s:g} s"
-        if found.count and found.start is not None:
-            length = timedelta(seconds=round(found.longest_s))
-            report.note(
-                f"{usual}; {found.count:,} silences longer than {found.limit_s:g} s on {found.entities:,} {noun}s, the "
-                f"longest {length} on {found.entity} from {found.start:%Y-%m-%d %H:%M:%S} UTC"
-            )
-        else:
-            report.note(f"{usual}; no silence longer than {found.limit_s:g} s")
+def _state_of(files: tuple[Path, ...]) -> list[tuple[int, int]]:
+    return [(found.st_size, found.st_mtime_ns) for found in (file.stat() for file in files)]
+
+
+def _tell_changes(files: tuple[Path, ...], before: list[tuple[int, int]], report: Report) -> None:
+    """A file that was written while it was read may have been read in part."""
+    for file, known in zip(files, before, strict=True):
+        now = _state_of((file,))[0] if file.exists() else None
+        if now != known:
+            report.note(f"{file.name} changed while it was read: import it again when it is whole")

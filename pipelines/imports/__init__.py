@@ -28,6 +28,30 @@ class ImportingError(Exception):
     """A file cannot be imported at all. The message names it and says what to do."""
 
 
+class OptionError(ImportingError):
+    """An option that the kind does not use. The message names it and the kinds that do."""
+
+
+# Option of the command → kinds that use it.
+OPTIONS = {
+    "at": ("exposition",), "node": ("exposition", "prometheus-json"),
+    "tz": ("sacct", "exposition", "jobs", "telemetry"),
+}  # fmt: skip
+
+
+def check_options(kind: str, *, at: bool, node: bool, zone: bool) -> None:
+    """See that the kind uses the options that were given.
+
+    Raises:
+        OptionError: It does not.
+    """
+    for name, is_given in {"at": at, "node": node, "tz": zone}.items():
+        if is_given and kind not in OPTIONS[name]:
+            users = OPTIONS[name]
+            listed = users[0] if len(users) == 1 else f"{', '.join(users[:-1])} and {users[-1]}"
+            raise OptionError(f"--{name} means nothing for {kind}; it is for {listed}. Leave it out")
+
+
 @dataclass(frozen=True)
 class Task:
     """One import.

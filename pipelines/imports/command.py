@@ -43,13 +43,37 @@ def import_from(
         Whether something was kept.
 
     Raises:
-        ImportingError: The files cannot be read at all.
+        UsageError: The kind does not use an option that was given.
+        ImportingError: The files cannot be read at all, or the output cannot be written.
         SettingsError: The settings are wrong or do not know the cluster.
         MetricError: One of the cluster's own mappings of metrics makes no sense.
         StoreError: The store cannot be opened or written.
     """
+    from pipelines.imports import ImportingError, OptionError, check_options
+
+    try:
+        check_options(kind, at=at is not None, node=bool(node), zone=zone != "UTC")
+        report = _imported(kind, path, cluster, out, settings, {"at": at, "zone": zone, "node": node})
+    except OptionError as error:
+        raise click.UsageError(str(error)) from None
+    except KeyboardInterrupt:
+        kept = "nothing was written" if out is not None else "what is in the store stays; the same command completes it"
+        click.echo(f"weatherglass: interrupted; {kept}", err=True)
+        raise SystemExit(130) from None
+    except OSError as error:
+        raise ImportingError(f"{error.filename or path}: {error.strerror or error}") from None
+    click.echo(report.text())
+    if not report.rows:
+        click.echo(
+            f"weatherglass: {path}: nothing of it could be used, and nothing was written{_hint(report)}", err=True
+        )
+    return report.rows > 0
+
+
+def _imported(
+    kind: str, path: Path, cluster: str, out: Path | None, settings: Callable[[], Any], options: dict[str, Any]
+) -> Report:
     from features.metrics import DEFAULT
-    from pipelines.compose import open_store
     from pipelines.importing import files_of, import_files
     from pipelines.imports.targets import ParquetTarget, StoreTarget, check_output
 
@@ -61,17 +85,23 @@ def import_from(
             target: Any = ParquetTarget(out)
             scratch = out.parent
         else:
+            from pipelines.compose import open_store
+
             told = settings()
             vocabulary = told.cluster(cluster).metric_table()
             target = StoreTarget(stack.enter_context(open_store(told)), cluster, path.name)
             scratch = told.state
         stack.callback(target.close)
         progress = stack.enter_context(_progress(sum(file.stat().st_size for file in files), path.name))
-        report: Report = import_files(
-            kind, path, cluster, target, scratch, at=at, zone=zone, node=node, vocabulary=vocabulary, progress=progress
-        )
-    click.echo(report.text())
-    return report.rows > 0
+        return import_files(kind, path, cluster, target, scratch, vocabulary=vocabulary, progress=progress, **options)
+
+
+def _hint(report: Report) -> str:
+    if not report.read and not report.dropped:
+        return ": it holds no data"
+    if report.passed and not report.dropped:
+        return ": all of it is of no use here"
+    return f". Is it of the kind {report.kind}?"
 
 
 @contextlib.contextmanager

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import polars as pl
 
-from features.vocabulary import COLUMNS, JOB_COLUMNS, JOB_EXTRAS, TIME, schema
+from features.vocabulary import JOB_COLUMNS, JOB_EXTRAS, TIME, schema
 from pipelines.imports import ImportingError, Piece, Task
+from pipelines.imports.job_bounds import FIRST_TIME, UNKNOWN_STATE, bounded_jobs, written_at
+from pipelines.imports.report import report_places
 from pipelines.imports.tables import ROW, read_rows, typed, unknown_columns, without
 from pipelines.sources.job_fields import STATES
-
-_FIRST, _LAST = datetime(1990, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
-_TIMES = ("eligible_time", "start_time", "end_time", "planned_start_time")
-_COUNTS = ("nodes", "cpus", "gpus", "memory_mib", "time_limit_s", "restarts")
 
 
 def read_jobs(task: Task) -> Iterator[Piece]:
@@ -30,7 +28,7 @@ def read_jobs(task: Task) -> Iterator[Piece]:
     types = {name: table[name] for name in (*JOB_COLUMNS, *JOB_EXTRAS)}
     names: set[str] = set()
     for path in task.files:
-        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        written = written_at(path, task.now)
         for frame in read_rows(path, task, is_multiline=True):
             missing = [name for name in ("job_id", "submit_time") if name not in frame.columns]
             if missing:
@@ -61,27 +59,13 @@ def _usable(jobs: pl.DataFrame, task: Task, written: datetime) -> pl.DataFrame:
     jobs = without(jobs, pl.col("submit_time").is_null(), "no submit_time that can be read", report, job_id)
     ahead = pl.col("submit_time") > task.now + timedelta(days=1)
     jobs = without(jobs, ahead, "submitted more than a day ahead of now", report, job_id)
-    jobs = without(jobs, pl.col("submit_time") < _FIRST, "submitted before 1990", report, job_id)
-    for name in (*_TIMES, *_COUNTS):
-        if name in jobs.columns:
-            low, high = (_FIRST, _LAST) if name in _TIMES else (COLUMNS[name].low, COLUMNS[name].high)
-            bad = pl.col(name) < low
-            bad = bad | (pl.col(name) > high) if high is not None else bad
-            jobs = _nulled(jobs, name, bad, task)
+    jobs = without(jobs, pl.col("submit_time") < FIRST_TIME, "submitted before 1990", report, job_id)
+    jobs = bounded_jobs(jobs, jobs[ROW], task)
     jobs = _with_state(jobs, task)
     observed = pl.lit(written, dtype=TIME)
     if "observed_at" in jobs.columns:
         observed = pl.col("observed_at").fill_null(observed)
     return jobs.with_columns(observed.alias("observed_at"), pl.lit(task.cluster).alias("cluster")).drop(ROW)
-
-
-def _nulled(jobs: pl.DataFrame, name: str, test: pl.Expr, task: Task) -> pl.DataFrame:
-    bad = jobs.select(test.fill_null(False)).to_series()
-    if not bad.any():
-        return jobs
-    wrong = jobs.filter(bad)
-    task.report.null(name, "out_of_range", len(wrong), wrong[ROW][0], str(wrong[name][0]))
-    return jobs.with_columns(pl.when(~bad).then(pl.col(name)).alias(name))
 
 
 def _with_state(jobs: pl.DataFrame, task: Task) -> pl.DataFrame:
@@ -91,5 +75,5 @@ def _with_state(jobs: pl.DataFrame, task: Task) -> pl.DataFrame:
     known = jobs.select(word.is_in(STATES).fill_null(False)).to_series()
     wrong = jobs.filter(~known & pl.col("state").is_not_null())
     if len(wrong):
-        task.report.null("state", "unknown word, UNKNOWN is written", len(wrong), wrong[ROW][0], str(wrong["state"][0]))
+        report_places(task.report, "state", UNKNOWN_STATE, wrong[ROW], wrong["state"])
     return jobs.with_columns(pl.when(known).then(word).otherwise(pl.lit("UNKNOWN")).alias("state"))

@@ -6,6 +6,7 @@ An answer is one JSON value, so it is held as a whole: its size is limited. How 
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 
 from pipelines.imports import Piece, Task
-from pipelines.imports.lines import open_file
+from pipelines.imports.lines import BREAKS_OFF, check_text, open_file
 from pipelines.imports.series import frames_of
 from pipelines.sources.promql_matrix import ANSWER, Matrix, decode_matrix, parse_labels, spoil_half_pairs
 from pipelines.sources.wide import UP, Index, Samples
@@ -58,6 +59,7 @@ def _body(path: Path, task: Task) -> bytes | None:
     parts, size = [], 0
     try:
         with raw, opened:
+            check_text(path, opened)
             if opened is raw and path.stat().st_size > MAX_BYTES:
                 _too_large(path, task)
                 return None
@@ -65,20 +67,17 @@ def _body(path: Path, task: Task) -> bytes | None:
                 parts.append(data)
                 size += len(data)
                 if size > MAX_BYTES:
-                    reason = (
-                        f"an answer of more than {MAX_BYTES >> 20} MiB: ask for a shorter range, or for less series"
-                    )
-                    task.report.drop(reason, example=path.name)
+                    _too_large(path, task)
                     return None
             task.progress(raw.tell())
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        task.report.drop(f"the file breaks off: {error}", example=path.name)
+        task.report.drop(BREAKS_OFF, example=f"{path.name}: {error}")
         return None
-    return b"".join(parts)
+    return b"".join(parts).removeprefix(codecs.BOM_UTF8)
 
 
 def _too_large(path: Path, task: Task) -> None:
-    reason = f"an answer of more than {MAX_BYTES >> 20} MiB: ask for a shorter range"
+    reason = f"an answer of more than {MAX_BYTES >> 20} MiB: ask for a shorter range or for fewer series"
     task.report.drop(reason, example=path.name)
 
 

@@ -5,13 +5,17 @@ Counting and wording only; what is counted is decided by the readers and by `pip
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
+
+from features.cleaning_findings import REASONS
 
 _PLACES = 5
 _REASONS = 12
 _EXAMPLE = 100
+_ONE = {"lines": "line", "rows": "row", "series": "series"}
 
 
 @dataclass
@@ -38,7 +42,7 @@ class Report:
         passed: Reason → things that were read rightly and are of no use here, as steps of jobs.
         dropped: Reason → things that could not be used.
         filled: Table → column → values that are there.
-        seen: Noun → how many different ones, as jobs, GPUs, nodes.
+        seen: Noun → how many different ones, as job, GPU, node.
         first: Earliest time kept.
         last: Latest time kept.
         notes: Further sentences.
@@ -90,27 +94,33 @@ class Report:
     def _lines(self) -> Iterator[str]:
         unit = self.what
         yield f"{self.source}: {self.kind} of cluster {self.cluster}"
-        yield _row("read", f"{self.read:,} {unit}")
-        kept = ", ".join(f"{count:,} rows of {table}" for table, count in self.kept.items() if count)
+        yield _row("read", many(self.read, _ONE[unit]))
+        kept = ", ".join(f"{many(count, 'row')} of {table}" for table, count in self.kept.items() if count)
         yield _row("kept", kept or "nothing")
         if self.first is not None and self.last is not None:
-            length = timedelta(seconds=round((self.last - self.first).total_seconds()))
-            yield _row("span", f"{self.first:%Y-%m-%d %H:%M:%S} to {self.last:%Y-%m-%d %H:%M:%S} UTC ({length})")
+            spent = length((self.last - self.first).total_seconds())
+            yield _row("span", f"{self.first:%Y-%m-%d %H:%M:%S} to {self.last:%Y-%m-%d %H:%M:%S} UTC ({spent})")
         if any(self.seen.values()):
-            yield _row("seen", ", ".join(f"{count:,} {noun}" for noun, count in self.seen.items() if count))
+            yield _row("seen", ", ".join(many(count, noun) for noun, count in self.seen.items() if count))
         for table, columns in self.filled.items():
             some = {name: count for name, count in columns.items() if 0 < count < self.kept[table]}
             if some:
                 shares = ", ".join(f"{name} in {_share(count, self.kept[table])}" for name, count in some.items())
                 yield _row("not in all", shares)
         for (column, reason), tally in sorted(self.nulled.items()):
-            yield _row("nulled", f"{tally.count:,} values of {column}: {reason}{_where(tally, unit)}")
+            yield _row("nulled", f"{many(tally.count, 'value')} of {column}: {words(reason)}{_where(tally, unit)}")
         yield from _tallies("passed over", self.passed, unit)
         yield from _tallies("dropped", self.dropped, unit)
         for text in self.notes:
             yield _row("note", text)
         if self.written:
             yield _row("written", self.written)
+
+
+def report_places(report: Report, column: str, reason: str, places: Iterable[int], values: Iterable[object]) -> None:
+    """Count values that became null, with the places of the first of them and the first as example."""
+    for at, (place, value) in enumerate(zip(places, values, strict=True)):
+        report.null(column, reason, 1, place, "" if at else str(value))
 
 
 def _tallies(name: str, tallies: dict[str, Tally], unit: str) -> Iterator[str]:
@@ -120,6 +130,30 @@ def _tallies(name: str, tallies: dict[str, Tally], unit: str) -> Iterator[str]:
     others = ordered[_REASONS:]
     if others:
         yield _row(name, f"{sum(tally.count for _, tally in others):,}: {len(others):,} further reasons")
+
+
+def many(count: int, noun: str) -> str:
+    """A count and its noun in the right form, as `1 job` or `2,000 jobs`."""
+    return f"{count:,} {noun if count == 1 or noun == _ONE['series'] else noun + 's'}"
+
+
+def length(seconds: float) -> str:
+    """A length of time in its two largest units, as `19 h 23 min`."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    sizes = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    at = next(i for i, (size, _) in enumerate(sizes) if seconds >= size)
+    (large, unit), (small, below) = sizes[at], sizes[at + 1]
+    whole, rest = divmod(round(seconds / small) * small, large)
+    return f"{whole} {unit}" + (f" {rest // small} {below}" if rest else "")
+
+
+def words(reason: str) -> str:
+    """A reason of cleaning in a few words; other reasons are words already."""
+    if reason not in REASONS:
+        return reason
+    said = re.split(r"[,:;.]", REASONS[reason], maxsplit=1)[0]
+    return said if said[1:2].isupper() else said[0].lower() + said[1:]
 
 
 def _share(count: int, of: int) -> str:
@@ -139,7 +173,7 @@ def _add(tally: Tally, count: int, place: int | None, example: object) -> None:
 
 
 def _where(tally: Tally, unit: str) -> str:
-    noun = {"lines": "line", "rows": "row", "series": "series"}[unit]
+    noun = _ONE[unit]
     if not tally.places:
         places = ""
     else:

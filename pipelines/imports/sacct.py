@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from zoneinfo import ZoneInfo
 
 import polars as pl
 
 from pipelines.imports import ImportingError, Piece, Task
-from pipelines.imports.lines import Line, batches
+from pipelines.imports.job_bounds import FIRST_TIME, LAST_TIME, NOT_ENDED, UNKNOWN_STATE, written_at
+from pipelines.imports.lines import HEADER_AGAIN, Line, batches
 from pipelines.imports.report import Report
+from pipelines.job_history import LIVE_STATES
 from pipelines.sources.sacct import DELIMITERS, SacctError, parse_sacct
 
 _TIMES = ("submit_time", "eligible_time", "start_time", "end_time", "planned_start_time")
@@ -20,12 +21,20 @@ _FREE_TEXT_LAST = ("jobname", "name", "comment", "submitline", "workdir")
 _UNSET = {"", "unknown", "none", "n/a", "(null)", "none assigned", "invalid", "(none)", "unlimited", "partition_limit"}
 # Registry column → fields that tell it; a value in one of them and none in the column is a value that was not read.
 _TOLD = {
-    "eligible_time": ("eligible",), "start_time": ("start",), "end_time": ("end",), "nodes": ("nnodes",),
-    "cpus": ("reqcpus",), "memory_mib": ("reqmem",), "time_limit_s": ("timelimit",), "node_list": ("nodelist",),
+    "eligible_time": ("eligible",), "start_time": ("start",), "end_time": ("end",),
+    "planned_start_time": ("plannedstart",), "nodes": ("nnodes", "reqnodes", "allocnodes"),
+    "cpus": ("reqcpus", "ncpus", "alloccpus"), "gpus": ("reqtres", "alloctres", "tres", "reqgres", "allocgres"),
+    "memory_mib": ("reqmem",), "time_limit_s": ("timelimitraw", "timelimit"), "state": ("state",),
+    "node_list": ("nodelist",), "restarts": ("restarts", "restartcnt"), "exit_code": ("exitcode",),
 }  # fmt: skip
-_WITHOUT_TIMES = {
-    "start_time": ("PENDING", "CANCELLED", "UNKNOWN"), "end_time": ("PENDING", "RUNNING", "SUSPENDED"),
-}  # fmt: skip
+# A job in these states has no such value, whatever the record tells, and why; None: what is told is no loss.
+_LIVE: dict[str, str | None] = dict.fromkeys(LIVE_STATES, NOT_ENDED)
+_WITHOUT: dict[str, dict[str, str | None]] = {
+    "start_time": {"PENDING": None, "CANCELLED": "a job that was cancelled before it started has no start"},
+    "end_time": _LIVE,
+    "exit_code": dict.fromkeys(LIVE_STATES),
+}
+_REASON = "cannot be read or cannot be true"
 _NO_SUBMIT = "no submission time that can be read, or no job id"
 _AHEAD = "submitted more than a day ahead of now"
 _MOST_SEARCHED = 64
@@ -42,7 +51,7 @@ def read_sacct(task: Task) -> Iterator[Piece]:
         ImportingError: The first line is no header of sacct.
     """
     for path in task.files:
-        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        written = written_at(path, task.now)
         header: _Header | None = None
         rest: list[Line] = []
         for batch in batches(path, task.report, task.progress):
@@ -55,7 +64,7 @@ def read_sacct(task: Task) -> Iterator[Piece]:
             if lines[:cut]:
                 yield _piece(lines[:cut], header, task, written)
         if header is None:
-            raise ImportingError(f"{path}: it holds no line that can be read")
+            raise ImportingError(f"{path}: it is empty, or holds no line that can be read")
         if rest:
             yield _piece(rest, header, task, written)
 
@@ -100,7 +109,9 @@ def _piece(lines: list[Line], header: _Header, task: Task, written: datetime) ->
     good: list[Line] = []
     records: list[Line] = []
     for line in lines:
-        if header.is_record(line.text):
+        if line.text == header.text:
+            report.skip(HEADER_AGAIN, 1, line.number)
+        elif header.is_record(line.text):
             good.append(line)
             records.append(line)
         elif good and header.is_continued(line.text):
@@ -123,7 +134,7 @@ def _piece(lines: list[Line], header: _Header, task: Task, written: datetime) ->
     if missing > 0:
         report.skip("records that a later record of the same job replaces", missing)
     _count_nulls(records, ids, jobs, header, report)
-    return {"raw_jobs": _in_zone(jobs, records, header, task.zone)}
+    return {"raw_jobs": _in_zone(jobs, records, header, task)}
 
 
 def _parse(lines: list[Line], header: _Header, task: Task, written: datetime) -> tuple[pl.DataFrame, list[str]]:
@@ -158,32 +169,55 @@ def _count_nulls(
     records: list[Line], ids: list[tuple[str, str]], jobs: pl.DataFrame, header: _Header, report: Report
 ) -> None:
     """Count values that were told and not read."""
-    columns = [(name, jobs[name].is_null()) for name in _TOLD if jobs[name].null_count()]
+    columns = [(name, jobs[name] == "UNKNOWN" if name == "state" else jobs[name].is_null()) for name in _TOLD]
     lacking = {
-        name: dict(jobs.filter(nulls).select("job_id", "state").iter_rows()) for name, nulls in columns
+        name: dict(jobs.filter(bad).select("job_id", "state").iter_rows()) for name, bad in columns if bad.any()
     }  # job id → state
-    if not any(lacking.values()):
-        return
-    for line, known in zip(records, ids, strict=True):
+    for line, known in zip(records, ids, strict=True) if lacking else ():
         for column, states in lacking.items():
             state = next((states[one] for one in known if one in states), None)
-            if state is None or (column in ("start_time", "end_time") and state in _WITHOUT_TIMES[column]):
+            told = next((text for name in _TOLD[column] if _is_told(text := _field(line.text, header, name))), "")
+            if state is None or not told or (column == "gpus" and "gpu" not in told):
                 continue
-            told = next((text for name in _TOLD[column] if (text := _field(line.text, header, name))), "")
-            if told.lower() not in _UNSET and told.strip("0"):
-                report.null(column, "cannot be read or cannot be true", 1, line.number, told)
+            reason: str | None = UNKNOWN_STATE if column == "state" else _REASON
+            if state in _WITHOUT.get(column, ()) and (column == "exit_code" or _is_time(told)):
+                reason = _WITHOUT[column][state]
+            if reason is not None:
+                report.null(column, reason, 1, line.number, told)
 
 
-def _in_zone(jobs: pl.DataFrame, records: list[Line], header: _Header, zone: ZoneInfo) -> pl.DataFrame:
+def _is_told(text: str) -> bool:
+    return text.lower() not in _UNSET and bool(text.strip("0"))
+
+
+def _is_time(text: str) -> bool:
+    if _EPOCH.fullmatch(text):
+        return True
+    try:
+        return FIRST_TIME.year <= datetime.fromisoformat(text).year < LAST_TIME.year
+    except ValueError:
+        return False
+
+
+def _in_zone(jobs: pl.DataFrame, records: list[Line], header: _Header, task: Task) -> pl.DataFrame:
     """Jobs whose times were written in a time zone; seconds since the epoch have none."""
-    if zone.key == "UTC" or not records or _EPOCH.fullmatch(_field(records[0].text, header, "submit")):
+    zone = task.zone.key
+    if zone == "UTC" or not records or _EPOCH.fullmatch(_field(records[0].text, header, "submit")):
         return jobs
-    return jobs.with_columns(
-        pl.col(name)
-        .dt.replace_time_zone(zone.key, ambiguous="earliest", non_existent="null")
-        .dt.convert_time_zone("UTC")
+    moved = jobs.with_columns(
+        pl.col(name).dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null").dt.convert_time_zone("UTC")
         for name in _TIMES
-    ).filter(pl.col("submit_time").is_not_null())
+    )
+    for name in _TIMES:
+        lost = jobs.filter(jobs[name].is_not_null() & moved[name].is_null())
+        if lost.is_empty():
+            continue
+        example, reason = f"job {lost['job_id'][0]} at {lost[name][0]:%Y-%m-%d %H:%M:%S}", f"no such time in {zone}"
+        if name == "submit_time":
+            task.report.drop(f"the submission: {reason}", len(lost), example=example)
+        else:
+            task.report.null(name, f"{reason}: its clocks skip it", len(lost), example=example)
+    return moved.filter(pl.col("submit_time").is_not_null())
 
 
 def _field(text: str, header: _Header, name: str) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import polars as pl
 
 from features.cleaning import (
     QUALITY_SCHEMA,
-    REASONS,
     clean_gpu_samples,
     clean_health_samples,
     clean_link_samples,
@@ -23,9 +23,10 @@ from features.cleaning import (
 from features.cleaning_counters import health_minutes
 from features.vocabulary import TABLES, conform, schema
 from pipelines.imports import Task
+from pipelines.imports.job_bounds import NOT_ENDED
 from pipelines.imports.report import Report
 from pipelines.imports.staging import ORDER, Staging
-from pipelines.job_history import consistent_jobs
+from pipelines.job_history import LIVE_STATES, consistent_jobs
 
 # What readers yield, and the cleaned table that is made of it.
 CORE = {
@@ -34,12 +35,32 @@ CORE = {
     "raw_port_samples": "core_port_samples", "core_queue_samples": "core_queue_samples",
 }  # fmt: skip
 # Reasons of cleaning for which rows go, not values.
-_DROPPING = ("no_key", "bad_time", "duplicate")
+_DROPPING = {
+    "no_key": "no node, GPU, link or port is named",
+    "bad_time": "the time is missing, before 2000 or ahead of now",
+    "duplicate": "further rows of one key and time; merged by the largest value",
+}
 _AHEAD = timedelta(minutes=5)
 _HISTORY = timedelta(minutes=10)  # that cleaning looks back to
 
 
-def settled(staging: Staging, table: str, task: Task) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+class Settled(NamedTuple):
+    """A slice of a table.
+
+    Attributes:
+        raw: As received, a row a key.
+        core: Cleaned.
+        first: Time of the first sample or job that was kept; health rows bear the beginning of their minute instead.
+        last: Of the last.
+    """
+
+    raw: pl.DataFrame
+    core: pl.DataFrame
+    first: datetime | None
+    last: datetime | None
+
+
+def settled(staging: Staging, table: str, task: Task) -> Iterator[Settled]:
     """Slices of a table, each later than the one before: as received, a row a key; and cleaned.
 
     Args:
@@ -51,19 +72,47 @@ def settled(staging: Staging, table: str, task: Task) -> Iterator[tuple[pl.DataF
     for rows in staging.slices(table):
         if table == "raw_jobs":
             raw = _newest(rows, task.report)
-            core, counts = consistent_jobs(raw)
-            for reason, count in counts.items():
-                task.report.null("start_time or end_time", reason, count)
-            yield raw, core
+            core, _ = consistent_jobs(raw)
+            _count_lost(raw, core, task.report)
+            yield Settled(raw, core, *_span(core, "submit_time"))
             continue
         raw = _joined(rows.drop(ORDER), TABLES[table].key)
         core, findings = clean(raw)
         for column, reason, count, example in findings.iter_rows():
             if reason in _DROPPING:
-                task.report.drop(f"{reason}: {REASONS[reason]}", count, example=example)
+                task.report.drop(_DROPPING[reason], count, example=example)
             else:
                 task.report.null(column, reason, count, example=example)
-        yield raw.unique(TABLES[table].key, keep="last", maintain_order=True), core
+        once = raw.unique(TABLES[table].key, keep="last", maintain_order=True)
+        span = _span(core, "ts")
+        if table == "core_gpu_health":
+            core = health_minutes(core)  # no slice cuts a minute
+        yield Settled(once, core, *span)
+
+
+def _span(rows: pl.DataFrame, time: str) -> tuple[datetime | None, datetime | None]:
+    if rows.is_empty():
+        return None, None
+    first, last = rows[time].min(), rows[time].max()
+    assert isinstance(first, datetime)
+    assert isinstance(last, datetime)
+    return first, last
+
+
+def _count_lost(raw: pl.DataFrame, core: pl.DataFrame, report: Report) -> None:
+    """Count what jobs lost because their state and times refute each other."""
+    state, start, end = raw["state"], raw["start_time"], raw["end_time"]
+    lost = {name: raw[name].is_not_null() & core[name].is_null() for name in ("start_time", "end_time", "node_list")}
+    is_live, is_early = state.is_in(LIVE_STATES), (end < start).fill_null(False)
+    for column, reason, bad in (
+        ("start_time", "a job that is pending has not started", lost["start_time"]),
+        ("end_time", NOT_ENDED, lost["end_time"] & is_live),
+        ("end_time", "before the start of the job", lost["end_time"] & ~is_live & is_early),
+        ("end_time", "before the submission of the job", lost["end_time"] & ~is_live & ~is_early),
+        ("node_list", "a job that is pending has no nodes", lost["node_list"]),
+    ):
+        if bad.any():
+            report.null(column, reason, int(bad.sum()), example=f"job {raw.filter(bad)['job_id'][0]}")
 
 
 class _Cleaner:
@@ -101,8 +150,7 @@ class _Cleaner:
             core, findings = clean_port_samples(rows if past is None else pl.concat([past, rows]))
             return core.filter(pl.col("ts") >= rows["ts"].min()), findings
         if self.table == "core_gpu_health":
-            core, findings = clean_health_samples(rows)
-            return health_minutes(core), findings  # no slice cuts a minute
+            return clean_health_samples(rows)
         return conform(rows, CORE[self.table]), pl.DataFrame(schema=QUALITY_SCHEMA)
 
     def _take(self, rows: pl.DataFrame) -> pl.DataFrame | None:

@@ -14,11 +14,13 @@ import polars as pl
 
 from pipelines.imports import ImportingError, Task
 from pipelines.imports.casts import cast_values
-from pipelines.imports.lines import Line, batches
+from pipelines.imports.lines import HEADER_AGAIN, Line, batches
 from pipelines.imports.report import Report
 
 ROW = "_row"
 _ROWS = 100_000
+_BLANK = ("", "null", "none", "na", "n/a")
+_NOT_SAID = ("nan", "nat")  # of texts and times; a number that is none is counted
 _DELIMITERS = (",", ";", "\t", "|")
 
 
@@ -57,20 +59,24 @@ def _parquet(path: Path, task: Task) -> Iterator[pl.DataFrame]:
 
 def _csv(path: Path, task: Task, is_multiline: bool) -> Iterator[pl.DataFrame]:
     names: list[str] = []
-    delimiter = ","
+    header, delimiter = "", ","
     rest: list[Line] = []
     for batch in batches(path, task.report, task.progress):
-        lines = [*rest, *batch]
+        lines = batch
         if not names:
-            header = lines[0].text.lstrip("\ufeff")
+            header = lines[0].text
             delimiter = max(_DELIMITERS, key=header.count)
             names = _header(path, header, delimiter)
             lines = lines[1:]
+        again = [line.number for line in lines if line.text == header]
+        for number in again:
+            task.report.skip(HEADER_AGAIN, 1, number)
+        lines = [*rest, *(line for line in lines if line.text != header)] if again or rest else lines
         read = _records if is_multiline else _single
         records, rest = read(lines, len(names), delimiter, task.report)
         yield _text_frame(records, names)
     if not names:
-        raise ImportingError(f"{path}: it is empty")
+        raise ImportingError(f"{path}: it is empty, or holds no line that can be read")
     if rest:
         yield _text_frame(_records(rest, len(names), delimiter, task.report, is_last=True)[0], names)
 
@@ -175,19 +181,32 @@ def typed(
     for name, dtype in types.items():
         if name not in frame.columns:
             continue
-        before = _blank_is_null(frame[name])
+        before = _blank_is_null(frame[name], () if dtype.is_numeric() else _NOT_SAID)
         after = cast_values(before, dtype, task.zone).alias(name)
+        if dtype.is_float() and name not in keys:
+            after = _without_nan(name, after, frame[ROW], task.report)
         if name not in keys:
             _count_lost(name, before, after, frame[ROW], task.report)
         columns.append(after)
     return pl.DataFrame([frame[ROW], *columns])
 
 
-def _blank_is_null(values: pl.Series) -> pl.Series:
+def _blank_is_null(values: pl.Series, further: tuple[str, ...]) -> pl.Series:
     if values.dtype != pl.String:
         return values
     text = values.str.strip_chars()
-    return text.set(text.str.to_lowercase().is_in(["", "null", "none", "na", "n/a", "nan"]).fill_null(False), None)
+    return text.set(text.str.to_lowercase().is_in([*_BLANK, *further]).fill_null(False), None)
+
+
+def _without_nan(name: str, values: pl.Series, rows: pl.Series, report: Report) -> pl.Series:
+    """NaN and infinities become null before anything chooses among values; they are counted with their places."""
+    bad = (values.is_nan() | values.is_infinite()).fill_null(False)
+    if not bad.any():
+        return values
+    for place in rows.filter(bad)[:5]:
+        report.null(name, "not_a_number", 0, place, str(values.filter(bad)[0]))
+    report.null(name, "not_a_number", int(bad.sum()))
+    return values.set(bad, None)
 
 
 def _count_lost(name: str, before: pl.Series, after: pl.Series, rows: pl.Series, report: Report) -> None:

@@ -5,8 +5,9 @@ What rows are and how they were cleaned stands in `pipelines/importing.py`.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from features.vocabulary import TABLES, conform
 from pipelines.derive import remake
 from pipelines.imports import ImportingError
 from pipelines.imports.report import Report
+from pipelines.imports.scratch import scratch_folder, writing
+from pipelines.imports.settling import CORE
 from pipelines.job_history import attribute_whole_nodes, running_jobs, upsert_changed
 from pipelines.spans import DERIVED_MARKS
 from pipelines.store import Store, Writer
@@ -24,28 +27,45 @@ _FURTHEST_BACK = timedelta(days=30)  # that faults and labels are made anew
 
 
 def check_output(path: Path, files: Sequence[Path]) -> None:
-    """See that nothing but an earlier output is written over.
+    """See that it can be written, and that nothing but an earlier output is written over.
 
     Args:
         path: The file to write.
         files: The files that are read.
 
     Raises:
-        ImportingError: It is one of the files that are read, no regular file, no Parquet, or its folder is not there.
+        ImportingError: It, or a file that may come to stand beside it, is one of the files that are read, no regular
+            file or no Parquet; or its folder is not there or cannot be written.
     """
     if not path.name or path.is_dir():
         raise ImportingError(f"--out {str(path)!r}: it must be a file, as jobs.parquet")
     if not path.parent.is_dir():
         raise ImportingError(f"--out {path}: there is no folder {path.parent}; make it first")
-    if not path.exists():
-        return
+    if not os.access(path.parent, os.W_OK):
+        raise ImportingError(f"--out {path}: the folder {path.parent.absolute()} cannot be written by you")
+    for place in (path, *_beside(path)):
+        if place.exists():
+            _check_place(place, files)
+
+
+def _check_place(path: Path, files: Sequence[Path]) -> None:
     if any(path.samefile(file) for file in files):
         raise ImportingError(f"--out {path}: this file is what is read; write to another one")
     if not path.is_file():
         raise ImportingError(f"--out {path}: not a regular file; write to another one")
-    with path.open("rb") as opened:
-        if opened.read(4) not in (b"", b"PAR1"):
-            raise ImportingError(f"--out {path}: there is a file that is no Parquet; remove it or write to another one")
+    try:
+        with path.open("rb") as opened:
+            magic = opened.read(4)
+    except OSError as error:
+        raise ImportingError(f"--out {path}: there is a file that cannot be read: {error.strerror}") from None
+    if magic not in (b"", b"PAR1"):
+        raise ImportingError(f"--out {path}: there is a file that is no Parquet; remove it or write to another one")
+
+
+def _beside(path: Path) -> Iterator[Path]:
+    """Where further tables would stand."""
+    for table in CORE.values():
+        yield path.with_suffix(f".{table}.parquet")
 
 
 class ParquetTarget:
@@ -57,38 +77,54 @@ class ParquetTarget:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._folder = path.parent / f".{path.name}.{os.getpid()}"
+        self._stack = contextlib.ExitStack()
+        self._folder: Path | None = None
         self._parts: dict[str, list[Path]] = {}
 
     def write(self, raw_table: str, raw: pl.DataFrame, core_table: str, core: pl.DataFrame) -> None:  # noqa: ARG002
-        """Take some rows."""
+        """Take some rows.
+
+        Raises:
+            ImportingError: The disk is full.
+        """
         if core.is_empty():
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._folder is None:
+            self._folder = self._stack.enter_context(scratch_folder(self.path.parent))
         parts = self._parts.setdefault(core_table, [])
         part = self._folder / f"{core_table}-{len(parts):06d}.parquet"
-        conform(core, core_table).sort(TABLES[core_table].time, maintain_order=True).write_parquet(
-            part, compression="lz4"
-        )
+        rows = conform(core, core_table).sort(TABLES[core_table].time, maintain_order=True)
+        with writing(self.path.parent):
+            rows.write_parquet(part, compression="lz4")
         parts.append(part)
 
     def finish(self, report: Report) -> None:
-        """Put the files in place."""
-        written = []
+        """Put the files in place, when all of them are whole.
+
+        Raises:
+            ImportingError: The disk is full; nothing is replaced then.
+        """
+        places: list[tuple[Path, Path, str]] = []
         for i, (table, parts) in enumerate(self._parts.items()):
+            assert self._folder is not None
             path = self.path if i == 0 else self.path.with_suffix(f".{table}.parquet")
             whole = self._folder / f"{table}.parquet"
-            pl.scan_parquet(parts).sink_parquet(whole, compression="zstd")
-            whole.replace(path)
-            written.append(f"{path.name} ({table})")
-        report.written = ", ".join(written)
+            with writing(self.path.parent):
+                pl.scan_parquet(parts).sink_parquet(whole, compression="zstd")
+            places.append((whole, path, table))
+        for whole, path, _ in places:
+            with writing(self.path.parent):
+                whole.replace(path)
+        report.written = ", ".join(f"{path.name} ({table})" for _, path, table in places)
+        written = {path for _, path, _ in places}
+        for path in _beside(self.path):
+            if places and path.exists() and path not in written:
+                report.note(f"{path.name} beside it is of an earlier import and was left as it is")
 
     def close(self) -> None:
         """Remove what is left of an import that broke off."""
-        if self._folder.exists():
-            for file in self._folder.iterdir():
-                file.unlink()
-            self._folder.rmdir()
+        self._stack.close()
+        self._folder = None
 
 
 class StoreTarget:
