@@ -32,7 +32,7 @@ LONGEST = (
     "test_dashboards",
 )
 # No two tests of these share anything dear: each goes to whichever worker is free.
-APART = ("test_recovery", "test_two_ingesters")
+APART = ("test_two_ingesters",)
 
 
 def _name(nodeid: str) -> str:
