@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 
 from features.vocabulary import COLUMNS, TABLES
+from pipelines.words import reason_in_words, without_name
 
 OWNERS = ["team:telemetry"]
 _NAMES = {
@@ -80,7 +81,11 @@ def figures(reports: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
         if numbers and len(numbers) == len([v for v in values.values() if v is not None]):
             found[name] = max(numbers) if name.endswith("_s") else sum(numbers)
         if len(reports) > 1 or not numbers:
-            shown = {cluster: _plain(value) for cluster, value in values.items() if value not in (None, [], {})}
+            shown = {
+                cluster: _in_words(name, cluster, value)
+                for cluster, value in values.items()
+                if value not in (None, [], {})
+            }
             if shown:
                 found[f"{name}_by_cluster" if name in found else name] = dg.MetadataValue.json(shown)
     return found
@@ -89,6 +94,16 @@ def figures(reports: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
 def rows(count: int) -> dict[str, Any]:
     """The row count under Dagster's own name, for its plots."""
     return {"dagster/row_count": count}
+
+
+def _in_words(name: str, cluster: str, value: Any) -> Any:
+    """A figure of one cluster as people read it: findings with their reasons in words, messages without its name."""
+    value = _plain(value)
+    if name == "findings" and isinstance(value, Mapping):
+        return {reason_in_words(reason): count for reason, count in value.items()}
+    if isinstance(value, list):
+        return [without_name(cluster, item) if isinstance(item, str) else item for item in value]
+    return without_name(cluster, value) if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> Any:

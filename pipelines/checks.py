@@ -4,6 +4,7 @@ Only the newest part is looked at: what was checked once does not change. What w
 run's own assets (`pipelines/assets/outcome.py`).
 """
 
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,9 +13,11 @@ import polars as pl
 
 from features.vocabulary import COLUMNS, TABLES
 from pipelines.catalogue import quoted, sql_type
+from pipelines.progress import span
 from pipelines.resources import Weatherglass
 from pipelines.spans import TELEMETRY_MARK
 from pipelines.store import Store
+from pipelines.words import counted
 
 _LOOK_BACK = timedelta(hours=1)
 _CHECKED = ("core_gpu_samples", "core_node_samples", "core_jobs")
@@ -59,6 +62,21 @@ def violations(store: Store, table: str, since: datetime) -> dict[str, Any]:
     return found
 
 
+def in_words(found: Mapping[str, Any]) -> Iterator[str]:
+    """What `violations` found, a clause each."""
+    if found.get("types"):
+        yield f"the stored type is not the registry's in {', '.join(found['types'])}"
+    if found.get("keys"):
+        yield f"{counted(found['keys'], 'key')} more than once"
+    for column, count in found.get("ranges", {}).items():
+        about = COLUMNS[column]
+        bounds = (
+            f"{'-∞' if about.low is None else f'{about.low:g}'} to {'∞' if about.high is None else f'{about.high:g}'}"
+        )
+        unit = f" {about.unit}" if about.unit else ""
+        yield f"{column}: {counted(count, 'value')} outside of {bounds}{unit}"
+
+
 def _outside(name: str) -> str:
     """SQL that is true for a value outside of its column's bounds; empty when there are none."""
     column = COLUMNS[name]
@@ -79,7 +97,7 @@ def _valid(table: str) -> dg.AssetChecksDefinition:
         since = weatherglass.now() - _LOOK_BACK
         store = weatherglass.store()
         found = violations(store, table, since)
-        said = "; ".join(f"{kind}: {what}" for kind, what in found.items())
+        said = "; ".join(in_words(found))
         return dg.AssetCheckResult(
             passed=not found, metadata={"violations": dg.MetadataValue.json(found)}, description=said or "valid"
         )
@@ -95,7 +113,9 @@ def recent(weatherglass: Weatherglass) -> dg.AssetCheckResult:
     store = weatherglass.store()
     ages = {cluster: newest_age_s(store, cluster, now) for cluster in weatherglass.clusters}
     late = {cluster: age for cluster, age in ages.items() if age is None or age > most_s}
-    said = ", ".join(f"{name}: {'no samples' if age is None else f'{age:.0f} s old'}" for name, age in late.items())
+    said = ", ".join(
+        f"{name}: {'no samples' if age is None else f'the newest is {span(age)} old'}" for name, age in late.items()
+    )
     return dg.AssetCheckResult(
         passed=not late,
         severity=dg.AssetCheckSeverity.WARN,

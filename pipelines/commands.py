@@ -11,6 +11,7 @@ from typing import Any
 
 from pipelines.compose import CommandError, clusters_of, one_cluster, open_store
 from pipelines.settings import Settings
+from pipelines.words import counted, finding, with_name, without_name
 
 TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -166,13 +167,16 @@ def ingest_once(settings: Settings, cluster: str | None, since: timedelta | None
                 else f"all samples before {telemetry.mark:%Y-%m-%d %H:%M:%S} UTC are in the store"
             )
             samples = telemetry.rows.get("core_gpu_samples", 0)
-            print(f"{name}: {telemetry.windows} windows, {samples:,} samples, {jobs.core_rows:,} changed jobs; {until}")
-            for reason, count in sorted(telemetry.findings.items()):
-                print(f"  {count:,} values {reason}")
+            what = (counted(telemetry.windows, "window"), counted(samples, "sample"))
+            print(f"{name}: {', '.join(what)}, {counted(jobs.core_rows, 'changed job')}; {until}")
+            findings = {**telemetry.findings, **jobs.findings}
+            findings.pop("partial", None)  # what was partial is quoted below
+            for reason, count in sorted(findings.items()):
+                print(f"  {finding(reason, count)}")
             told = report.scheduler.warnings if report.scheduler is not None else []
             for warning in dict.fromkeys([*telemetry.warnings, *jobs.warnings, *told]):
-                print(f"  partial: {_without(name, warning)}")
-            errors += [_with(name, error) for error in report.errors]
+                print(f"  partial: {without_name(name, warning)}")
+            errors += [with_name(name, error) for error in report.errors]
     _fail(errors)
 
 
@@ -191,7 +195,7 @@ def publish_once(settings: Settings, cluster: str | None) -> None:
             print(f"{name}: {published_in_words(jobs, nodes, hints)}")
             for task, version in sorted({**(jobs.model_versions or {}), **(nodes.model_versions or {})}.items()):
                 print(f"  {task}: {version}")
-            errors += [_with(name, found.error) for found in (jobs, nodes, hints) if found.error]
+            errors += [with_name(name, found.error) for found in (jobs, nodes, hints) if found.error]
     _fail(errors)
 
 
@@ -206,14 +210,14 @@ def published_in_words(jobs: Any, nodes: Any, hints: Any) -> str:
     if jobs.error:
         of_jobs = "job forecasts not published"
     else:
-        of_jobs = f"forecasts of {jobs.jobs:,} jobs" if jobs.jobs else "no job is pending or running"
+        of_jobs = f"forecasts of {counted(jobs.jobs, 'job')}" if jobs.jobs else "no job is pending or running"
     if nodes.error:
         of_nodes = "node risks not published"
     elif nodes.nodes is None:
         of_nodes = "node risks published last still hold"
     else:
-        of_nodes = f"risks of {nodes.nodes:,} nodes" if nodes.nodes else "no node is known yet"
-    rows = "journal not loaded" if hints.error else f"{hints.hints:,} rows of the journal loaded"
+        of_nodes = f"risks of {counted(nodes.nodes, 'node')}" if nodes.nodes else "no node is known yet"
+    rows = "journal not loaded" if hints.error else f"{counted(hints.hints, 'row')} of the journal loaded"
     return f"{of_jobs}; {of_nodes}; {rows}"
 
 
@@ -231,7 +235,7 @@ def retrain_once(settings: Settings, cluster: str | None, tasks: Iterable[str]) 
         for name in clusters_of(settings, cluster):
             for task in chosen:
                 report = retrain_of(store, settings, name, task, datetime.now(UTC))
-                error = _without(name, report.error or "")
+                error = without_name(name, report.error or "")
                 fate = "promoted" if report.promoted else "not promoted"
                 print(
                     f"{name} {task}: {report.version or 'no model'}, {fate}: {error or report.reason}",
@@ -266,17 +270,7 @@ def load_demo_history(settings: Settings) -> None:
     with open_store(settings) as store:
         for name in clusters_of(settings, None):
             rows = load_history(store, settings, name, settings.state / "sim", datetime.now(UTC))
-            print(f"{name}: {rows:,} samples of the simulated past are in the store")
-
-
-def _without(cluster: str, message: str) -> str:
-    """A message without the cluster's name before it, for a line that begins with that name."""
-    return message.removeprefix(f"{cluster}: ")
-
-
-def _with(cluster: str, message: str) -> str:
-    """A message with the cluster's name before it, once."""
-    return f"{cluster}: {_without(cluster, message)}"
+            print(f"{name}: the simulated past is in the store, {counted(rows, 'sample')}")
 
 
 def _fail(errors: list[str]) -> None:

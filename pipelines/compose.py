@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.settings import Cluster, Settings, SettingsError
+from pipelines.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,8 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
 
     try:
         past = _past(telemetry, chosen, name, datetime.now(UTC))
-        log.info("warmed with %d samples of the last %.0f s", nowcast.warm(clean(past.gpu), past.node), _WARM_S)
+        warmed = counted(nowcast.warm(clean(past.gpu), past.node), "sample")
+        log.info("warmed with %s of the last %.0f s", warmed, _WARM_S)
     except Exception as error:  # without a past the windows fill within minutes
         log.warning("no past to warm up with: %s", error)
     log.info("nowcast of %s: every %g s", name, chosen.tick_s)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.commands import TASKS
-from pipelines.progress import counted
 from pipelines.settings import Settings
+from pipelines.words import counted
 
 if TYPE_CHECKING:
     from scheduler_hints.tokens import TokenStore

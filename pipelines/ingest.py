@@ -32,6 +32,7 @@ from pipelines.slots import write_boards
 from pipelines.sources import Fetched, SourceError, TelemetrySource
 from pipelines.spans import DERIVED_MARKS, TELEMETRY_MARK, due_windows
 from pipelines.store import Store, Writer
+from pipelines.words import with_name
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ def ingest_telemetry(
     for span, fetched in _fetched(source, plan):
         if isinstance(fetched, SourceError):
             report.error = str(fetched)
-            log.warning("%s: %s: nothing is lost, the mark stays where it is", cluster, fetched)
+            log.warning("%s: nothing is lost, the mark stays where it is", with_name(cluster, report.error))
             break
         window = Window(cluster, span.read_from, span.begin, span.end, fetched, now)
         is_again = mark is not None and span.end <= mark

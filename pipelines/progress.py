@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from pipelines.words import counted
+
 _QUIET_S = 2.0  # a bar that is gone at once is a flicker
 _LINE_PERIOD_S = 60.0
 
@@ -52,7 +54,7 @@ class Progress:
         if not self._is_terminal:
             if now - self._said >= _LINE_PERIOD_S:
                 self._said = now
-                print(f"{self._label}: {done:,} of {total:,} windows, {text}", file=self._stream, flush=True)
+                print(f"{self._label}: {done:,} of {counted(total, 'window')}, {text}", file=self._stream, flush=True)
             return
         if self._bar is None:
             if now - self._began < _QUIET_S:
@@ -99,8 +101,3 @@ def span(seconds: float) -> str:
     if hours < 24:
         return f"{hours} h {minutes:02d} min"
     return f"{hours // 24} d {hours % 24} h"
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: `1 sample`, `2,000 samples`, `3 boxes` where the plural is given."""
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

@@ -1,17 +1,25 @@
 """The command line as an operator meets it: help with an example everywhere, right exit codes, clear errors."""
 
+import re
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from features.cleaning import REASONS
+from features.vocabulary import conform
 from models.registry import Registry
 from pipelines import commands as commands_module
-from pipelines import retrain
+from pipelines import retrain, words
+from pipelines.asset_metadata import figures
+from pipelines.checks import in_words
+from pipelines.job_history import consistent_jobs
 from pipelines.publish import Published
 from weatherglass import TASKS, cli
 
@@ -218,8 +226,8 @@ def test_nothing_to_publish_and_nothing_read_are_said_plainly(run, tmp_path, fre
 def test_a_cluster_is_named_once_in_what_is_said():
     published = Published("a", error="a: x")
     assert "not published" in commands_module.published_in_words(published, published, Published("a"))
-    assert commands_module._with("a", "a: x") == commands_module._with("a", "x") == "a: x"
-    assert commands_module._without("a", "a: x") == "x"
+    assert words.with_name("a", "a: x") == words.with_name("a", "x") == "a: x"
+    assert words.without_name("a", "a: x") == "x"
 
 
 def test_a_public_address_without_tokens_is_refused(run):
@@ -240,6 +248,71 @@ def test_doctor_finds_what_is_wrong_and_says_what_to_do(run, tmp_path, free_port
     assert any(line.startswith("ok") and "store" in line for line in lines)
     assert any(line.startswith("FAIL") and "a telemetry" in line and url in line for line in lines)
     assert lines[-1].endswith("to mend.")
+
+
+def test_ingest_says_what_it_left_out_in_words(run, tmp_path):
+    trace = tmp_path / "telemetry.parquet"
+    now = datetime.now(UTC).replace(microsecond=0)
+    ts = pl.Series("ts", [now - timedelta(minutes=30)] * 2, dtype=pl.Datetime("us", "UTC"))
+    rows = {"gpu_uuid": ["GPU-1", "GPU-2"], "gpu_temp_c": [345.0, 40.0], "mem_temp_c": [50.0, 0.0]}
+    pl.DataFrame({"ts": ts, "node": ["n1", "n1"], **rows}).write_parquet(trace)
+    config = (
+        f'state_dir = "{tmp_path}/s"\n[clusters.prod]\ntelemetry = "trace"\ntelemetry_path = "{trace}"\n'
+        f'jobs = "sacct-file"\njobs_path = "{tmp_path}/gone.txt"\n'
+    )
+    done = run("ingest", config=config)
+    assert done.returncode == 1  # no jobs: the file is not there
+    out = done.stdout.splitlines()
+    assert any(
+        line.startswith("prod: ") and " windows, 2 samples, 0 changed jobs; all samples before" in line for line in out
+    )
+    assert "  1 value: physically impossible, as 345 °C or a negative rate" in out
+    assert "  1 value: exactly 0 where 0 cannot be, as a memory at 0 °C" in out
+    assert "out_of_range" not in done.stdout + done.stderr
+    assert "prod: prod" not in done.stdout + done.stderr
+    assert "weatherglass: prod: " in done.stderr
+
+
+def test_words_of_messages():
+    assert [words.counted(n, "sample") for n in (0, 1, 2, 1234)] == [
+        "0 samples",
+        "1 sample",
+        "2 samples",
+        "1,234 samples",
+    ]
+    assert words.counted(2, "box", "boxes") == "2 boxes"
+    assert words.with_name("prod", "prod: prod: it is down") == "prod: it is down"
+    assert words.with_name("prod", "production is down") == "prod: production is down"
+    for reason in REASONS:
+        said = words.finding(reason, 1)
+        assert re.match(r"1 (value|row|window|warning): \S", said)
+        assert "_" not in said
+    assert words.finding("not_a_number", 2) == "2 values: NaN or infinite"
+    assert words.finding("no_samples", 1) == "1 window: the window has no sample at all"
+    assert words.finding("live_with_end", 3) == "3 jobs: not ended, yet with an end time; without it now"
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [
+        ("a", "1", at, "PENDING", at, None),
+        ("a", "2", at, "RUNNING", at, at),
+        ("a", "3", at, "COMPLETED", at, at - timedelta(hours=1)),
+        ("a", "4", at, "CANCELLED", None, at - timedelta(hours=1)),
+        ("a", "5", None, "COMPLETED", at, at),
+    ]
+    names = ["cluster", "job_id", "submit_time", "state", "start_time", "end_time"]
+    _, found = consistent_jobs(conform(pl.DataFrame(rows, schema=names, orient="row"), "core_jobs"))
+    assert set(found) == set(words._OF_JOBS)
+    violations = {"types": ["ts"], "keys": 1, "ranges": {"gpu_temp_c": 2}}
+    assert list(in_words(violations)) == [
+        "the stored type is not the registry's in ts",
+        "1 key more than once",
+        "gpu_temp_c: 2 values outside of -10 to 125 °C",
+    ]
+    reports = [
+        SimpleNamespace(cluster="a", findings={"zero_is_missing": 2}, error="a: it is down", warnings=["a: odd"])
+    ]
+    shown = figures(reports, ["findings", "error", "warnings"])
+    assert shown["findings"].value == {"a": {"exactly 0 where 0 cannot be, as a memory at 0 °C": 2}}
+    assert (shown["error"].value, shown["warnings"].value) == ({"a": "it is down"}, {"a": ["odd"]})
 
 
 def test_doctor_says_that_a_receivers_port_is_taken(run, tmp_path, free_port, pages):

@@ -215,7 +215,7 @@ def test_what_may_not_be_seen_is_left_out_and_never_taken_for_gone(store: Store)
     assert all("permission denied; left out" in warning for warning in report.warnings)
     assert "denied" in str(ingest_policy(store, Refusing({}), "alpha", NOW).error)
     odd = read_policy(Refusing(whole | {"sacctmgr": "5|x\n"}), "alpha", NOW)
-    assert odd.warnings == ["alpha: 1 lines of sacctmgr show qos have another number of fields"]
+    assert odd.warnings == ["alpha: 1 line of sacctmgr show qos with another number of fields"]
 
 
 def test_partitions_of_several_versions() -> None:

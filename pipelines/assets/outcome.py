@@ -5,6 +5,8 @@ from typing import Any
 
 import dagster as dg
 
+from pipelines.words import without_name
+
 ANSWERS = "went_well"
 
 
@@ -16,7 +18,7 @@ def answers(context: dg.AssetExecutionContext, asset: str, reports: Sequence[Any
         asset: Key of the asset.
         reports: One report a cluster, each with `cluster` and `error`.
     """
-    failed = {report.cluster: report.error for report in reports if report.error}
+    failed = {report.cluster: without_name(report.cluster, report.error) for report in reports if report.error}
     for cluster, error in failed.items():
         context.log.error(f"{cluster}: {error}")
     return dg.AssetCheckResult(

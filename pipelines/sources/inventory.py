@@ -20,6 +20,7 @@ from features.vocabulary import TIME, schema
 from pipelines.sources import Finding, LiveJobs, SourceError
 from pipelines.sources.hostlist import HostlistError, expand_hostlist
 from pipelines.sources.sacct import empty_jobs
+from pipelines.words import counted
 
 # What a scheduler tells of a node.
 NODES_SCHEMA = {
@@ -95,7 +96,7 @@ def _rows(path: str, text: str) -> pl.DataFrame:
         for name in INVENTORY_SCHEMA:
             columns[name] += names if name == "node" else [gpus if name == "gpus" else row.get(name)] * len(names)
     if faults:
-        more = f"; and {len(faults) - _SHOWN} more lines" if len(faults) > _SHOWN else ""
+        more = f"; and {counted(len(faults) - _SHOWN, 'more line')}" if len(faults) > _SHOWN else ""
         raise SourceError(f"inventory {path}: {'; '.join(faults[:_SHOWN])}{more}")
     return pl.DataFrame(columns, schema=INVENTORY_SCHEMA)
 
@@ -253,7 +254,7 @@ class NoJobs:
 
     def check(self) -> list[Finding]:
         """Nothing can be wrong."""
-        return [("jobs", True, f"no scheduler; {len(self._nodes)} nodes in the inventory")]
+        return [("jobs", True, f"no scheduler; {counted(len(self._nodes), 'node')} in the inventory")]
 
     def close(self) -> None:
         """Nothing is open."""

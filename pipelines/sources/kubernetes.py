@@ -31,6 +31,7 @@ from pipelines.sources.kubernetes_series import (
 from pipelines.sources.promql import PromQL
 from pipelines.sources.promql_access import Access
 from pipelines.sources.slurm_gpus import HELD_SCHEMA
+from pipelines.words import counted
 
 _STEP_S, _LIVE_STEP_S = 30, 3
 _LIVE_SPAN = timedelta(minutes=3)
@@ -135,12 +136,16 @@ class KubernetesSource:
         except SourceError as error:
             return [("reachable", False, str(error))]
         nodes, gpus = len(live.nodes), int(live.nodes["gpus"].sum() or 0)
-        seen = f"{nodes} nodes, {len(live.jobs)} jobs with GPUs wait or run"
+        seen = f"{counted(nodes, 'node')}, {counted(len(live.jobs), 'waiting or running job')} with GPUs"
         advice = "no kube_node_info: is kube-state-metrics scraped, and is prometheus_matcher right?"
         return [
             ("reachable", True, self.api.url),
             ("kube-state-metrics", nodes > 0, seen if nodes else advice),
-            ("gpus", gpus > 0, f"{gpus} GPUs" if gpus else "no node has a GPU resource: is a device plugin installed?"),
+            (
+                "gpus",
+                gpus > 0,
+                counted(gpus, "GPU") if gpus else "no node has a GPU resource: is a device plugin installed?",
+            ),
         ]
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from pipelines.sources.promql import Matrix, PromQL, parse_labels
 from pipelines.sources.promql_access import Access
 from pipelines.sources.promql_range import MARGIN_MS, RangeReader
 from pipelines.sources.wide import UP, Frames, Index, Samples, drop_absurd_times, to_frames
+from pipelines.words import counted
 
 _MAX_SKEW_S = 5.0
 
@@ -165,7 +166,7 @@ class PrometheusSource:
         samples = Samples(name[kept], entity[kept], matrix.counts[kept], matrix.ts_ms[each], matrix.values[each])
         samples, warnings = drop_absurd_times(samples, self._index, datetime.now(UTC))
         if unread:
-            warnings.append(f"{len(unread)} series have labels that cannot be read and are left out, as {unread[0]}")
+            warnings.append(f"{len(unread)} series left out, whose labels cannot be read, as {unread[0]}")
         return samples, [f"{self.name}: {text}" for text in warnings]
 
     def _learn(self, raw: bytes, labels: dict[str, str]) -> tuple[int, int] | None:
@@ -240,7 +241,7 @@ def _metrics_findings(counts: dict[str, int], table: metrics.MetricTable) -> Ite
         )
         return
     columns = {row.column for name in gpu for row in table.by_name[name]}
-    yield ("metrics", True, f"{len(gpu)} GPU metrics, {max(gpu.values())} GPUs")
+    yield ("metrics", True, f"{counted(len(gpu), 'GPU metric')}, {counted(max(gpu.values()), 'GPU')}")
     yield from metric_gaps(columns)
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import polars as pl
 
 from features.metrics import DEFAULT, MetricTable
-from pipelines.progress import counted
 from pipelines.sources import Fetched, Finding, gpu_frame, node_frame
 from pipelines.sources.remote_write_address import Address
 from pipelines.sources.remote_write_intake import Intake
@@ -26,6 +25,7 @@ from pipelines.sources.remote_write_log import LogReader
 from pipelines.sources.remote_write_progress import read_state
 from pipelines.sources.spool import Spool
 from pipelines.sources.wide import to_frames
+from pipelines.words import counted
 
 _MIB = 1 << 20
 _KEPT = timedelta(days=2)  # when nobody ingests: the disk must not fill

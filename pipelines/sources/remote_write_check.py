@@ -14,12 +14,13 @@ from pathlib import Path
 
 from features.metrics import MetricTable
 from pipelines.doctor_ports import bind_error
-from pipelines.progress import counted, span
+from pipelines.progress import span
 from pipelines.sources import Fetched, Finding, SourceError
 from pipelines.sources.prometheus import metric_gaps
 from pipelines.sources.remote_write_address import Address
 from pipelines.sources.remote_write_keeper import ReceiverState, read_receiver
 from pipelines.sources.remote_write_progress import IntakeState, read_state
+from pipelines.words import counted
 
 _SILENT_S = 60.0
 _ASK_S = 3.0

@@ -18,6 +18,7 @@ import polars as pl
 from features.vocabulary import COLUMNS, TIME, schema
 from pipelines.sources.hostlist import HostlistError, expand_hostlist
 from pipelines.sources.job_fields import LIVE_STATES, PENDING, Fields
+from pipelines.words import counted
 
 # Asked of sacct; the free text comes last.
 SACCT_FIELDS = (
@@ -91,7 +92,9 @@ def parse_sacct(
     lines = body.split(f"{delimiter}\n") if ended else body.split("\n")
     rows, skipped = _rows(lines, len(columns), delimiter, [name.lower() for name in columns])
     frame, unread = jobs_frame(columns, rows, cluster, observed_at, now=now, since=since)
-    warnings = [f"{skipped} lines have another number of fields than the header"] if skipped else []
+    warnings = (
+        [f"{counted(skipped, 'line')} left out, with another number of fields than the header"] if skipped else []
+    )
     return frame, warnings + unread
 
 
@@ -212,12 +215,12 @@ def _settled(frame: pl.DataFrame, last_submit: datetime, since: datetime | None)
     )
     lost = frame.filter(pl.col("submit_time").is_null() | pl.col("job_id").is_null())
     if len(lost):
-        warnings.append(f"{len(lost)} jobs have no submission time and are left out, as {lost['job_id'][0]}")
+        warnings.append(f"{counted(len(lost), 'job')} without a submission time left out, as {lost['job_id'][0]}")
         frame = frame.filter(pl.col("submit_time").is_not_null() & pl.col("job_id").is_not_null())
     ahead = frame.filter(pl.col("submit_time") > last_submit)
     if len(ahead):
         warnings.append(
-            f"{len(ahead)} jobs were submitted more than a day ahead of this reading and are left out, "
+            f"{counted(len(ahead), 'job')} left out, submitted more than a day ahead of this reading, "
             f"as {ahead['job_id'][0]} at {ahead['submit_time'][0]}: is the clock right?"
         )
         frame = frame.filter(pl.col("submit_time") <= last_submit)

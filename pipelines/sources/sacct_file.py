@@ -23,6 +23,7 @@ from pipelines.sources.sacct import (
     parse_sacct,
     settle_attempts,
 )
+from pipelines.words import counted
 
 _SETTLE = 64_000  # characters that stood still before they are set aside
 
@@ -146,8 +147,9 @@ class SacctFile:
         except SourceError as error:
             return [found, ("format", False, str(error))]
         age_s = datetime.now(UTC).timestamp() - (self._stamp or (0,))[0] / 1e9
-        note = "; ".join([f"{len(jobs)} jobs, written {age_s:.0f} s ago", *self.warnings])
-        return [found, ("format", not self.warnings, note), ("nodes", True, f"{len(nodes)} nodes in the inventory")]
+        note = "; ".join([f"{counted(len(jobs), 'job')}, written {age_s:.0f} s ago", *self.warnings])
+        known = f"{counted(len(nodes), 'node')} in the inventory"
+        return [found, ("format", not self.warnings, note), ("nodes", True, known)]
 
     def close(self) -> None:
         """Nothing is open."""

@@ -28,6 +28,7 @@ from pipelines.sources.pages import Answer, PageReader
 from pipelines.sources.prometheus import metric_gaps
 from pipelines.sources.spool import Spool
 from pipelines.sources.wide import Frames, Index, Samples, drop_absurd_times, to_frames
+from pipelines.words import counted, without_name
 
 _OTHERS = {"health": "core_gpu_health", "link": "core_link_samples", "port": "raw_port_samples"}
 _SD_PREFIX = "sd+"
@@ -248,8 +249,9 @@ class ScrapeSource:
                 return [("reachable", False, str(error))]
             fetched = self._read(targets, self._clock(), warnings, until_s)
         dead = len(fetched.warnings)
+        said = [without_name(self.name, warning) for warning in fetched.warnings[:3]]
         text = f"{len(targets) - dead} of {len(targets)} targets answer"
-        findings: list[Finding] = [("reachable", not dead, "; ".join([text, *fetched.warnings[:3]]))]
+        findings: list[Finding] = [("reachable", not dead, "; ".join([text, *said]))]
         columns = {name for name in fetched.gpu.columns if fetched.gpu[name].null_count() < len(fetched.gpu)}
         gpus = fetched.gpu["gpu_uuid"].n_unique()
         lacking = (
@@ -257,7 +259,7 @@ class ScrapeSource:
             if gpus
             else f": none of {len(self._index.table.by_name)} known metrics is on these pages; are they GPU exporters?"
         )
-        findings.append(("metrics", gpus > 0, f"{gpus} GPUs{lacking}"))
+        findings.append(("metrics", gpus > 0, f"{counted(gpus, 'GPU')}{lacking}"))
         if gpus:
             findings += metric_gaps(columns)
         findings.append(self._spool_finding())

@@ -27,6 +27,7 @@ from pipelines.sources.slurm_commands import Commands
 from pipelines.sources.slurm_log import PreemptionLog, with_preemptors
 from pipelines.sources.slurm_reader import CommandReader, Reader
 from pipelines.sources.slurm_text import parse_jobcomp
+from pipelines.words import counted
 
 if TYPE_CHECKING:
     from pipelines.settings import Cluster
@@ -151,7 +152,7 @@ class SlurmSource:
             about = f"Slurm {settings.get('SLURM_VERSION', '?')}" if settings else self.reader.about()
         except SourceError as error:
             return [("reachable", False, str(error))]
-        findings: list[Finding] = [("reachable", True, f"{about}, {len(nodes)} nodes")]
+        findings: list[Finding] = [("reachable", True, f"{about}, {counted(len(nodes), 'node')}")]
         stamp = re.search(r"as of (\d+)", text)
         if stamp:
             skew = abs(asked_at.timestamp() - int(stamp[1]))
@@ -161,7 +162,7 @@ class SlurmSource:
             )
         gpus = int(nodes["gpus"].sum())
         findings.append(
-            ("gpus", gpus > 0, f"{gpus} GPUs" if gpus else "no node has Gres=gpu: set it, or give an inventory")
+            ("gpus", gpus > 0, counted(gpus, "GPU") if gpus else "no node has Gres=gpu: set it, or give an inventory")
         )
         findings += self._accounting(settings)
         if self._log is not None:
@@ -185,14 +186,14 @@ class SlurmSource:
         except SourceError as error:
             yield ("accounting", False, f"{error}: has this user the right to see all jobs?")
             return
-        yield ("accounting", True, f"{len(jobs)} jobs within a day")
+        yield ("accounting", True, f"{counted(len(jobs), 'job')} within a day")
         if settings is None:  # slurmrestd does not tell
             return
-        counted = "gres/gpu" in settings.get("AccountingStorageTRES", "")
+        has_gpus = "gres/gpu" in settings.get("AccountingStorageTRES", "")
         advice = (
-            "GPUs are counted" if counted else "add gres/gpu to AccountingStorageTRES: jobs show no GPUs without it"
+            "GPUs are counted" if has_gpus else "add gres/gpu to AccountingStorageTRES: jobs show no GPUs without it"
         )
-        yield ("tres", counted, advice)
+        yield ("tres", has_gpus, advice)
 
 
 def build_slurm(name: str, cluster: Cluster, state: Path) -> SlurmSource:

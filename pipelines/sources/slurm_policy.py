@@ -18,6 +18,7 @@ from pipelines.sources import SourceError, empty_frame
 from pipelines.sources.hostlist import HostlistError, expand_hostlist
 from pipelines.sources.places import topology_places
 from pipelines.sources.slurm_limits import QOS_FIELDS, Policy, assoc_mgr, fields_of, partitions, qos, text_of
+from pipelines.words import counted
 
 # Letter of sprio's format → column; all are numbers but TRES, which comes last.
 _SPRIO = {
@@ -93,7 +94,7 @@ def read_policy(commands: Runs, cluster: str, at: datetime) -> SlurmPolicy:
     told = tried("sacctmgr", "--parsable2", "--noheader", "show", "qos", f"format={','.join(QOS_FIELDS)}")
     known, unread = qos(told)
     if unread:
-        warnings.append(f"{cluster}: {unread} lines of sacctmgr show qos have another number of fields")
+        warnings.append(f"{cluster}: {counted(unread, 'line')} of sacctmgr show qos with another number of fields")
     priorities = parse_sprio(tried("sprio", "--noheader", "--format", "|".join(f"%{key}" for key in _SPRIO)))
     places = topology_places(tried("scontrol", "--oneliner", "show", "topology"))
     whole = {"partition"} | {kind for kind, text in (("association", limits), ("qos", told)) if text.strip()}

@@ -17,6 +17,7 @@ from pipelines.sources.inventory import exists, nodes_frame, occupied, read_inve
 from pipelines.sources.sacct import LIVE_STATES, jobs_schema
 from pipelines.sources.sacct_file import overlapping
 from pipelines.sources.swf import SwfError, read_swf
+from pipelines.words import counted
 
 
 def _scan(source: str, setting: str, path: Path, needed: tuple[str, ...]) -> pl.LazyFrame:
@@ -160,7 +161,7 @@ class JobsTrace:
         if not found[1]:
             return [found]
         try:
-            return [found, ("format", True, f"{len(self._jobs)} jobs, to {self._jobs['submit_time'].max()}")]
+            return [found, ("format", True, f"{counted(len(self._jobs), 'job')}, to {self._jobs['submit_time'].max()}")]
         except SourceError as error:
             return [found, ("format", False, str(error))]
 
