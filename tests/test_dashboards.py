@@ -16,7 +16,7 @@ from dashboards.fleet_reading import FleetReader
 from pipelines.store import Store
 from tests import dashboard_world as world
 
-REFRESH_S = 1.0
+REFRESH_S = 3.0  # a page that asks again before it has its answer never settles on a machine with more to do
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ class Site:
     def run(self, script: str, *args):
         return self.driver.execute_script(script, *args)
 
-    def until(self, condition: str, timeout_s: float = 15.0):
+    def until(self, condition: str, timeout_s: float = 60.0):
         """Wait for a condition in JavaScript; fails with what the page shows."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -189,8 +189,8 @@ def test_a_new_hint_appears_without_a_reload_and_time_goes_on(site):
     site.hints.bottlenecks = [world.bottleneck(2, in_s=20, node="n9"), *site.hints.bottlenecks]
     site.hints.version += 1
 
-    site.until("document.querySelectorAll('#bottlenecks-table tbody tr').length === 2", 4)
-    site.until(f"document.querySelectorAll('#bottlenecks-table .countdown')[1].innerText !== '{before}'", 4)
+    site.until("document.querySelectorAll('#bottlenecks-table tbody tr').length === 2")
+    site.until(f"document.querySelectorAll('#bottlenecks-table .countdown')[1].innerText !== '{before}'")
     assert [row[2].split()[0] for row in site.rows("bottlenecks-table")] == ["n9", "n3"]
     assert site.run("return window.notReloaded") is True
     assert site.run("return window.scrollY") > 150, "where it was, but for what came in above"
@@ -282,7 +282,7 @@ def test_stale_hints_are_not_shown_and_come_back(site):
     assert site.rows("bottlenecks-table") == []
     assert site.text("#bottlenecks-csv") == ""
     site.hints.state = "fresh"
-    site.until("document.querySelectorAll('#bottlenecks-table tbody tr').length === 1", 5)
+    site.until("document.querySelectorAll('#bottlenecks-table tbody tr').length === 1")
     assert site.errors() == []
 
 
@@ -309,8 +309,8 @@ def test_hints_expire_in_the_browser_when_nobody_answers(site):
     site.open("/bottlenecks", "document.querySelectorAll('#bottlenecks-table tbody tr').length === 1")
     site.run("document.body.dataset.lostS = 2")
     site.is_gone = True
-    site.until("!document.getElementById('link-lost').hidden", 8)
-    site.until("document.querySelector('#bottlenecks-list .expiring').classList.contains('expired')", 8)
+    site.until("!document.getElementById('link-lost').hidden")
+    site.until("document.querySelector('#bottlenecks-list .expiring').classList.contains('expired')")
     assert "Expired: nothing is shown as valid" in site.text("#bottlenecks-list")
     assert not site.run("return document.getElementById('bottlenecks-table').checkVisibility()")
     assert "has not answered for" in site.text("#link-lost")
@@ -320,13 +320,13 @@ def test_hints_expire_in_the_browser_when_nobody_answers(site):
 def test_newer_hints_are_fetched_before_the_shown_ones_expire(site, store):
     site.start(store, refresh_s=60)
     site.hints.bottlenecks = [world.bottleneck(1)]
-    site.hints.ttl_s, site.hints.age_s = 5.0, 0.5
+    site.hints.ttl_s, site.hints.age_s = 8.0, 0.5
     site.open("/bottlenecks", "document.querySelectorAll('#bottlenecks-table tbody tr').length === 1")
     site.run(
         "window.wasExpired = false; setInterval(() => {"
         "if (document.querySelector('.expired')) window.wasExpired = true}, 20)"
     )
-    time.sleep(5.5)
+    time.sleep(8.5)
     assert site.run("return window.wasExpired") is False
     assert len(site.rows("bottlenecks-table")) == 1
 
@@ -352,7 +352,7 @@ def test_a_store_that_is_down_leaves_the_numbers_and_says_so(site):
     site.open("/", "document.getElementById('fleet-goodness')?.innerText.endsWith('%')")
     shown = site.text("#fleet-goodness")
     site.is_broken = True
-    site.until("document.getElementById('fleet-alerts').innerText.includes('The store cannot be read')", 25)
+    site.until("document.getElementById('fleet-alerts').innerText.includes('The store cannot be read')")
     assert "disk I/O error" in site.text("#fleet-alerts")
     assert site.text("#fleet-goodness") == shown
     site.open("/bottlenecks")
@@ -366,7 +366,7 @@ def test_a_store_that_was_never_up_is_told_too(site):
     assert "The store cannot be read" in site.text("#fleet-alerts")
     assert "Not known while the store cannot be read" in site.text("#fleet-answer")
     site.is_broken = False
-    site.until("document.getElementById('fleet-goodness')?.innerText.endsWith('%')", 25)
+    site.until("document.getElementById('fleet-goodness')?.innerText.endsWith('%')")
     assert site.text("#fleet-alerts") == ""
     assert site.errors() == []
 
