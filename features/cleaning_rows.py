@@ -60,9 +60,13 @@ def _skewed(samples: pl.DataFrame, now: datetime) -> list[pl.DataFrame]:
     if nodes["last"].max() <= now + _LEADS and len(nodes) < _OTHERS:  # ty: ignore[unsupported-operator]
         return []
     leads = pl.col("last") > now + _LEADS
-    # A node that came or went inside the window has one end in common with the others; one that is shifted has none.
-    first, last = pl.col("first") - pl.col("first").median(), pl.col("last") - pl.col("last").median()
+    # The clock of a node that is shifted moves both of its ends by the same. One that came or went inside the window has
+    # an end in common with the others; one that came after they went has no time in common with them and tells nothing.
+    begins, ends = (pl.col(name).quantile(0.5, "lower") for name in ("first", "last"))
+    first, last = pl.col("first") - begins, pl.col("last") - ends
+    has_common = (pl.col("first") <= ends) & (pl.col("last") >= begins)
     shifted = ((first > _SHIFTED) & (last > _SHIFTED)) | ((first < -_SHIFTED) & (last < -_SHIFTED))
+    shifted &= has_common & ((first - last).abs() <= _SHIFTED)
     if len(nodes) < _OTHERS:
         shifted = pl.lit(False)
     ahead = pl.when(leads).then(pl.col("last") - pl.lit(now)).otherwise(last)

@@ -413,6 +413,17 @@ def test_a_node_that_came_or_went_has_a_good_clock() -> None:
     assert clean_gpu_samples(pl.concat([steady, came, went]), now)[1].is_empty()
 
 
+def test_nodes_that_came_when_others_had_gone_are_not_compared_with_them() -> None:
+    now = T0 + timedelta(minutes=30)
+    gone = nodes(dict.fromkeys(("h1", "h2", "h3", "h4"), 0.0))
+    for count_of_new in (3, 4, 5):  # fewer, as many, more
+        new = nodes({f"n{i}": 490.0 for i in range(count_of_new)}, minutes=2)
+        assert clean_gpu_samples(pl.concat([gone, new]), now)[1].is_empty()
+    # Nor when some minutes are common to both: a clock that is off moves both ends by the same.
+    relay = nodes({"n1": 240.0, "n2": 240.0}, minutes=3)
+    assert clean_gpu_samples(pl.concat([gone, relay]), now)[1].is_empty()
+
+
 def test_every_reason_is_described_and_given_by_something() -> None:
     root = Path(__file__).parent.parent
     code = "".join(
