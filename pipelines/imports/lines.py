@@ -26,7 +26,7 @@ BREAKS_OFF = "the file is cut off or damaged from here on"
 _NO_TEXT = {
     b"\xff\xfe": "UTF-16 text; make it UTF-8, as with iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "UTF-16 text; make it UTF-8, as with iconv -f UTF-16 -t UTF-8",
-    b"PAR1": "a Parquet file; only jobs and telemetry may be one",
+    b"PAR1": "a Parquet file; only jobs and telemetry read one, and not packed",
     b"BZh": "packed with bzip2; unpack it first", b"\xfd7zXZ": "packed with xz; unpack it first",
     b"\x28\xb5\x2f\xfd": "packed with zstd; unpack it first", b"PK\x03\x04": "a zip file; unpack it first",
     b"SQLite format 3": "a SQLite database, no text",

@@ -129,7 +129,7 @@ def _tallies(name: str, tallies: dict[str, Tally], unit: str) -> Iterator[str]:
         yield _row(name, f"{tally.count:,}: {reason}{_where(tally, unit)}")
     others = ordered[_REASONS:]
     if others:
-        yield _row(name, f"{sum(tally.count for _, tally in others):,}: {len(others):,} further reasons")
+        yield _row(name, f"{sum(tally.count for _, tally in others):,}: {len(others):,} others")
 
 
 def many(count: int, noun: str) -> str:
@@ -153,7 +153,7 @@ def words(reason: str) -> str:
     if reason not in REASONS:
         return reason
     said = re.split(r"[,:;.]", REASONS[reason], maxsplit=1)[0]
-    return said if said[1:2].isupper() else said[0].lower() + said[1:]
+    return said[0].lower() + said[1:] if said.split()[0][1:].islower() else said
 
 
 def _share(count: int, of: int) -> str:

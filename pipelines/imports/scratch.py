@@ -98,5 +98,5 @@ def writing(folder: Path) -> Generator[None]:
     except (OSError, duckdb.IOException, pl.exceptions.PolarsError) as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         if "No space left" in text or "Disk quota" in text:
-            text = "the disk is full; nothing was written there. Free some space, or let --out name another disk"
+            text = "the disk is full; what was begun there is removed. Free some space, or write elsewhere with --out"
         raise ImportingError(f"{folder}: {text.splitlines()[0] if text else type(error).__name__}") from None
