@@ -97,6 +97,7 @@ def node_name(labels: Mapping[str, str]) -> str:
     return ""
 
 
+@functools.lru_cache(maxsize=65_536)  # a node's name comes with each series of it
 def short_host(text: str) -> str:
     """A host name without port and domain; an address without port."""
     host = text

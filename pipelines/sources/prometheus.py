@@ -19,7 +19,16 @@ from pipelines.sources import Fetched, Finding, SourceError, empty_frame, gpu_fr
 from pipelines.sources.promql import Matrix, PromQL, parse_labels
 from pipelines.sources.promql_access import Access
 from pipelines.sources.promql_range import MARGIN_MS, RangeReader
-from pipelines.sources.wide import UP, Frames, Index, Samples, drop_absurd_times, to_frames
+from pipelines.sources.wide import (
+    LINK_TRAFFIC,
+    UP,
+    Frames,
+    Index,
+    Samples,
+    drop_absurd_times,
+    lacks_link_sums,
+    to_frames,
+)
 from pipelines.words import counted
 
 _MAX_SKEW_S = 5.0
@@ -59,13 +68,18 @@ class PrometheusSource:
         self._table = table
         self._names: tuple[str, ...] = (*table.variants, UP)
         # The newest are asked for every few seconds: what a forecast looks at, not health, ports and single links; but
-        # for links that only count (AMD), which nothing sums up.
+        # for links that only count (AMD), which nothing sums up. The traffic of other links is asked for where some GPU
+        # has no sum; their errors are not: there are very many, and no forecast looks at them.
         sums = (n for n in table.names["link"] if any(r.kind == "counter_typed_gauge" for r in table.by_name[n]))
         quick = dict.fromkeys((*table.names["gpu"], *table.names["node"], *sums, UP))
         self._more = f",{matcher}" if matcher else ""
         self._reader = RangeReader(self._apis, self._names, matcher, exporter_interval_s * 1000)
         self._quick = RangeReader(self._apis, tuple(quick), matcher, exporter_interval_s * 1000)
         self._index = Index(table)
+        others = (name for name in table.names["link"] if name not in quick)
+        lanes = [name for name in others if any(row.column in LINK_TRAFFIC for row in table.by_name[name])]
+        self._lanes = RangeReader(self._apis, tuple(lanes), matcher, exporter_interval_s * 1000) if lanes else None
+        self._newest_series = 0
         self._scrape_jobs: set[str] = set()
         self._nodes: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()  # the session and the caches serve one read at a time
@@ -85,6 +99,7 @@ class PrometheusSource:
             # Counters that become rates need the sample before the first.
             lead = round(2000 * self._interval_s) if self._index.counters else 0
             for matrix, at, until in self._reader.read(first - lead, last):
+                self._index.prune(len(matrix.labels))
                 samples, odd = self._resolve(matrix)
                 parts.append(to_frames(_within(samples, at, until), self._index, self.name))
                 warnings += odd
@@ -114,7 +129,16 @@ class PrometheusSource:
         """
         with self._lock:
             self._take_warnings()
-            samples, warnings = self._resolve(self._quick.newest(round(2000 * self._interval_s) + MARGIN_MS))
+            span_ms = round(2000 * self._interval_s) + MARGIN_MS
+            matrix = self._quick.newest(span_ms)
+            self._index.prune(max(len(matrix.labels), self._newest_series))
+            samples, warnings = self._resolve(matrix)
+            self._newest_series = len(matrix.labels)
+            if self._lanes is not None and lacks_link_sums(samples, self._index):
+                lanes = self._lanes.newest(span_ms)
+                single, more = self._resolve(lanes)
+                samples, warnings = Samples(*map(np.concatenate, zip(samples, single, strict=True))), warnings + more
+                self._newest_series += len(lanes.labels)
             frames = to_frames(samples, self._index, self.name)
             warnings += self._take_warnings()
         return Fetched(
@@ -125,7 +149,8 @@ class PrometheusSource:
 
     def _take_warnings(self) -> list[str]:
         notes = [text for api in self._apis for text in api.take_warnings()]
-        return list(dict.fromkeys([*notes, *self._reader.take_notes(), *self._quick.take_notes()]))
+        readers = [reader for reader in (self._reader, self._quick, self._lanes) if reader is not None]
+        return list(dict.fromkeys([*notes, *(note for reader in readers for note in reader.take_notes())]))
 
     def _resolve(self, matrix: Matrix) -> tuple[Samples, list[str]]:
         """Series of use with the samples whose times can be true, and what was left out."""
@@ -134,7 +159,6 @@ class PrometheusSource:
         name, entity = np.zeros(series, np.int64), np.zeros(series, np.int64)
         kept = np.zeros(series, bool)
         ups: list[tuple[int, dict[str, str]]] = []
-        self._index.prune(series)
         for i, raw in enumerate(matrix.labels):
             try:
                 ids = self._index.get(raw)
@@ -185,12 +209,11 @@ class PrometheusSource:
         """Reachable, clocks, metrics found, age of the newest sample."""
         try:
             asked = datetime.now(UTC).timestamp()
-            selector = f'{{__name__=~"{"|".join(self._names)}"{self._more}}}'
             server = self._api.scalar("time()")
             answered = datetime.now(UTC).timestamp()
             counts = {
                 labels.get("__name__", ""): int(value)
-                for labels, value in self._api.vector(f"count by (__name__) ({selector})")
+                for labels, value in self._reader.instant("count by (__name__) (%s)")
             }
             # One name at a time: `timestamp` drops the name, and series must stay distinct.
             most = max(counts, key=lambda name: counts[name], default=UP)

@@ -52,13 +52,15 @@ class LogReader:
                 if len(samples.ts_ms):
                     parts.append(to_frames(samples, self._series.index, self._name))
         gpus = [part.gpu for part in parts if len(part.gpu)]
+        gpu = gpu_frame(pl.concat(gpus, how="diagonal")) if gpus else gpu_frame()
         return Fetched(
-            gpu_frame(pl.concat(gpus, how="diagonal")) if gpus else gpu_frame(),
+            gpu,
             pl.concat([node_frame(), *(part.node for part in parts)]),
             warnings,
             pl.concat([empty_frame("core_gpu_health"), *(part.health for part in parts)]),
             pl.concat([empty_frame("core_link_samples"), *(part.link for part in parts)]),
             pl.concat([empty_frame("raw_port_samples"), *(part.port for part in parts)]),
+            boards=self._series.index.boards(gpu),
         )
 
     def _learn(self) -> None:
@@ -66,17 +68,14 @@ class LogReader:
         if any(epoch not in epochs for epoch in self._numbers):  # pruned: their series may have ended
             self._series, self._numbers, self._offsets = Series(self._table), {}, {}
         for epoch in epochs:
-            rows, self._offsets[epoch] = self._log.series(epoch, self._offsets.get(epoch, 0))
-            if not rows:
+            theirs, labels, self._offsets[epoch] = self._log.series_columns(epoch, self._offsets.get(epoch, 0))
+            if not len(theirs):
                 continue
             known = self._numbers.get(epoch, np.empty(0, np.int64))
-            size = max(len(known), max(number for number, _ in rows) + 1)
-            numbers = np.full(size, USELESS, np.int64)
+            numbers = np.full(max(len(known), int(theirs.max()) + 1), USELESS, np.int64)
             numbers[: len(known)] = known
-            for number, labels in rows:
-                numbers[number] = self._series.add(labels)
+            numbers[theirs] = self._series.add_all(labels)
             self._numbers[epoch] = numbers
-            self._series.new.clear()
         self._series.settle()
 
     def _samples(self, chunks: list[Chunk], first: int, last: int) -> Samples:

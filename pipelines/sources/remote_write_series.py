@@ -6,7 +6,8 @@ label sets would be half a gigabyte. Two of a million series share one with a ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from features.exporters.nvidia_smi import SMI
 from pipelines.sources.remote_write_wire import (
     FULL,
     SHORT,
+    cut_name,
     metric_name,
     parse_labels,
     parse_series,
@@ -63,22 +65,25 @@ class Series:
         self.index = Index(table)
         self.new: list[tuple[int, bytes]] = []
         self._numbers: dict[int, int] = {}
-        self._ids: list[tuple[int, int]] = []  # name and entity, -1 while they are not known
+        self._name_ids, self._entity_ids = array("i"), array("i")  # -1 while they are not known
         self._arrays = np.empty((0, 2), np.int32)
         self._wanted: dict[bytes, str] = {name.encode(): name for name in (*table.variants, UP)}
         self._same: dict[bytes, _Labels] = {}
         self._plain = _plain_names(self.index)
+        self._plain_bytes = {name.encode(): ids for name, ids in self._plain.items()}
+        self._same_kinds: dict[bytes, dict[str, int]] = {}
         self._scrape_jobs: set[str] = set()
         self._nodes: dict[tuple[str, str], str] = {}
         self._ups: list[tuple[int, dict[str, str]]] = []
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._name_ids)
 
     def _id_arrays(self) -> np.ndarray:
-        if len(self._arrays) < len(self._ids):
-            more = np.array(self._ids[len(self._arrays) :], np.int32)
-            self._arrays = np.concatenate([self._arrays, more])
+        known = len(self._arrays)
+        if known < len(self):
+            more = [np.array(ids[known:], np.int32) for ids in (self._name_ids, self._entity_ids)]
+            self._arrays = np.concatenate([self._arrays, np.stack(more, axis=1)])
         return self._arrays
 
     @property
@@ -181,27 +186,68 @@ class Series:
         by_name = found.by_name
         plain = self._plain.get(text)
         if plain is not None and plain[1] in found.entities:
-            return self._next((plain[0], found.entities[plain[1]]))
+            return self._next(plain[0], found.entities[plain[1]])
         job = by_name.get("job", "")
         if text == UP:
-            self._ups.append((len(self._ids), by_name))
-            return self._next((-1, -1))
+            self._ups.append((len(self), by_name))
+            return self._next(-1, -1)
         ids = self.index.add(None, text, by_name, found.node, job)
         if ids is None:
             return USELESS
         if plain is not None:
             found.entities[plain[1]] = ids[1]
+            kind, _, rest_of_kind = plain[1].partition(" ")
+            if kind == "gpu":
+                found.entities.setdefault(f"health {rest_of_kind}", self.index.whole(ids[1]))
         entity = self.index.entities[ids[1]]
         if entity.gpu_uuid:
             self._scrape_jobs.add(job)
             target = (job, by_name.get("instance", ""))
             if self._nodes.setdefault(target, entity.node) != entity.node:
                 self._nodes[target] = ""  # one instance speaks of several nodes
-        return self._next(ids)
+        return self._next(*ids)
 
-    def _next(self, ids: tuple[int, int]) -> int:
-        self._ids.append(ids)
-        return len(self._ids) - 1
+    def _next(self, name: int, entity: int) -> int:
+        self._name_ids.append(name)
+        self._entity_ids.append(entity)
+        return len(self._name_ids) - 1
+
+    def add_all(self, labels: Sequence[bytes]) -> list[int]:
+        """Numbers of many series, as `add` gives them one by one but for `new`: in a tenth of the time.
+
+        Args:
+            labels: Of series of any metrics, as bytes.
+
+        Raises:
+            WireError: Some cannot be read.
+        """
+        out: list[int] = []
+        numbers, plain, same = self._numbers, self._plain_bytes, self._same_kinds
+        names, entities = self._name_ids, self._entity_ids
+        for one in labels:
+            key = hash(one)
+            number = numbers.get(key)
+            if number is None:
+                cut = cut_name(one)
+                known = plain.get(cut[0]) if cut is not None else None
+                if cut is None or known is None:
+                    number = self._learn(one)
+                else:
+                    kinds = same.get(cut[1])
+                    entity = None if kinds is None else kinds.get(known[1])
+                    if entity is None:
+                        number = self._learn(one)
+                        if (found := self._same.get(cut[1])) is not None:
+                            found.entities.update(kinds or {})
+                            same[cut[1]] = found.entities
+                    else:
+                        number = len(names)
+                        names.append(known[0])
+                        entities.append(entity)
+                numbers[key] = number
+            out.append(number)
+        same.clear()
+        return out
 
     def settle(self) -> None:
         """Resolve `up` series of scrape jobs that are known by now to bring GPUs, as the Prometheus reader does."""
@@ -215,7 +261,8 @@ class Series:
             node = own or self._nodes.get((job, labels.get("instance", "")), "")
             ids = self.index.add(None, UP, labels, node, job)
             if ids is not None:
-                self._id_arrays()[number] = self._ids[number] = ids
+                self._id_arrays()[number] = ids
+                self._name_ids[number], self._entity_ids[number] = ids
         self._ups = waiting
 
     def take_new(self) -> Iterator[tuple[int, bytes]]:

@@ -7,6 +7,7 @@ of the series and the ends of all series are read at once by NumPy. Whatever has
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any, NamedTuple
 
@@ -32,8 +33,11 @@ class TooLargeError(WireError):
     """A body would be larger than allowed once it is decompressed."""
 
 
-def _messages() -> tuple[Any, Any, Any]:
-    """Classes of the messages: request, series, label; fields and numbers as in Prometheus's `types.proto`."""
+def _messages() -> tuple[Any, Any, Any, Any]:
+    """Classes of the messages: request, series, label, and labels of a series as a map, which has the same wire form.
+
+    Fields and numbers are those of Prometheus's `types.proto`.
+    """
     made: Any = importlib.import_module("google.protobuf.descriptor_pb2")  # its classes are made at import
     kinds = made.FieldDescriptorProto
     file = made.FileDescriptorProto(name="weatherglass_remote_write.proto", package="wg", syntax="proto3")
@@ -49,14 +53,24 @@ def _messages() -> tuple[Any, Any, Any]:
             label = kinds.LABEL_REPEATED if repeated else kinds.LABEL_OPTIONAL
             type_name = ".wg.Sample" if kind == kinds.TYPE_MESSAGE else None
             message.field.add(name=field, number=number, type=kind, label=label, type_name=type_name)
+    labels = file.message_type.add(name="Labels")
+    entry = labels.nested_type.add(name="LabelsEntry")
+    entry.options.map_entry = True
+    for name, number in (("key", 1), ("value", 2)):
+        entry.field.add(name=name, number=number, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
+    labels.field.add(
+        name="labels", number=1, type=kinds.TYPE_MESSAGE, label=kinds.LABEL_REPEATED, type_name=".wg.Labels.LabelsEntry"
+    )
     pool = descriptor_pool.DescriptorPool()  # ty: ignore[possibly-missing-implicit-call]
     pool.Add(file)
     get = message_factory.GetMessageClass
-    request, series, label = (get(pool.FindMessageTypeByName(f"wg.{name}")) for name in ("Request", "Series", "Label"))
-    return request, series, label
+    request, series, label, labels = (
+        get(pool.FindMessageTypeByName(f"wg.{name}")) for name in ("Request", "Series", "Label", "Labels")
+    )
+    return request, series, label, labels
 
 
-_Request, _Series, _Label = _messages()
+_Request, _Series, _Label, _Labels = _messages()
 
 
 def decompress(body: bytes, most_bytes: int) -> bytes:
@@ -129,6 +143,19 @@ def metric_name(series: bytes) -> bytes | None:
     return series[at + 1 : at + 1 + size] if size < 0x80 else None
 
 
+def cut_name(labels: bytes) -> tuple[bytes, bytes] | None:
+    """Name of the metric and the labels without it, as `metric_name` and `without_name`; None when it is not simple."""
+    at = labels.find(_NAME_TAG)
+    begin = at + len(_NAME_TAG) + 1
+    if at < 2 or begin > len(labels):
+        return None
+    end = begin + labels[begin - 1]
+    # The label's own tag and size stand before it: both of one byte, and the size is that of what was found.
+    if labels[at - 2] != 0x0A or labels[at - 1] != end - at or end - at > 0x7F:
+        return None
+    return labels[begin:end], labels[: at - 2] + labels[end:]
+
+
 def without_name(labels: bytes, name: bytes) -> bytes:
     """Labels as bytes, the metric's name cut out: equal for the metrics of one GPU on one target."""
     whole = _NAME_TAG + bytes([len(name)]) + name
@@ -158,6 +185,8 @@ def parse_labels(labels: bytes) -> dict[str, str]:
     Raises:
         WireError: They are none.
     """
+    with contextlib.suppress(DecodeError):  # texts that are none, or a series that is none: see below
+        return dict(_Labels.FromString(labels).labels)
     try:
         pairs = [_Label.FromString(one) for one in _Series.FromString(labels).labels]
         return {pair.name.decode(): pair.value.decode("utf-8", "replace") for pair in pairs}

@@ -164,7 +164,12 @@ class SampleLog:
         return sorted(int(match[1]) for match in found if match)
 
     def series(self, epoch: int, offset: int = 0) -> tuple[list[tuple[int, bytes]], int]:
-        """Number and labels of the series of an epoch.
+        """Number and labels of the series of an epoch, in pairs; otherwise as `series_columns`."""
+        numbers, labels, until = self.series_columns(epoch, offset)
+        return list(zip(numbers.tolist(), labels, strict=True)), until
+
+    def series_columns(self, epoch: int, offset: int = 0) -> tuple[np.ndarray, list[bytes], int]:
+        """Numbers and labels of the series of an epoch.
 
         Args:
             epoch: Which.
@@ -178,14 +183,16 @@ class SampleLog:
                 file.seek(offset)
                 data = file.read()
         except OSError:
-            return [], offset
-        rows: list[tuple[int, bytes]] = []
+            return np.empty(0, np.int64), [], offset
+        numbers: list[np.ndarray] = [np.empty(0, np.int64)]
+        labels: list[bytes] = []
         until = 0
         for _, frame, end, _ in _records(data, 0):
             if frame is not None:
-                rows += zip(frame["series"].to_list(), frame["labels"].to_list(), strict=True)
+                numbers.append(frame["series"].to_numpy().astype(np.int64))
+                labels += frame["labels"].to_list()
                 until = end
-        return rows, offset + until
+        return np.concatenate(numbers), labels, offset + until
 
 
 def _records(data: bytes, at: int) -> Iterator[tuple[int, pl.DataFrame | None, int, int]]:

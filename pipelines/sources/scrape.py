@@ -21,16 +21,19 @@ import numpy as np
 import polars as pl
 
 from features.metrics import DEFAULT, MetricTable, node_name, short_host
-from features.vocabulary import conform
+from features.vocabulary import BOARD_FACTS, conform
 from pipelines.sources import Fetched, Finding, SourceError, empty_frame, gpu_frame, node_frame
 from pipelines.sources.exposition import ExpositionError, Page, parse_page
 from pipelines.sources.pages import Answer, PageReader
 from pipelines.sources.prometheus import metric_gaps
+from pipelines.sources.series import boards_at
 from pipelines.sources.spool import Spool
 from pipelines.sources.wide import Frames, Index, Samples, drop_absurd_times, to_frames
 from pipelines.words import counted, without_name
 
 _OTHERS = {"health": "core_gpu_health", "link": "core_link_samples", "port": "raw_port_samples"}
+_BOARDS = "boards"  # kind in the spool
+_BOARDS_AGAIN = timedelta(minutes=2)  # what is told of boards stands in the spool once a minute, and when it changes
 _SD_PREFIX = "sd+"
 _SD_PERIOD_S = 30.0
 _TICK_SHARE = 0.4  # of a tick that a reading may take; the rest is for what is made of it
@@ -87,6 +90,7 @@ class ScrapeSource:
         self._learned: dict[str, str] = {}  # URL → node, as its page told
         self._index = Index(table)
         self._clock = clock
+        self._told: tuple[datetime, pl.DataFrame] | None = None  # minute and boards that the spool holds
         self._pruned = datetime.min.replace(tzinfo=UTC)
         self._pages = PageReader(name, timeout_s, clock)
         self._reading_s = min(timeout_s, max(_TICK_SHARE * tick_s, _LEAST_READING_S))
@@ -102,7 +106,14 @@ class ScrapeSource:
             frame, more = self.spool.read(kind, start, end)
             others[kind] = empty_frame(table) if frame is None else conform(frame, table)
             warnings += more
-        return Fetched(gpu_frame(gpu), node_frame(node), [f"{self.name}: {text}" for text in warnings], **others)
+        gpu = gpu_frame(gpu)
+        told, more = self.spool.read(_BOARDS, start - _BOARDS_AGAIN, end)
+        if told is not None and len(gpu):
+            board = ["node", "gpu_uuid"]
+            newest = told.sort("ts").unique(board, keep="last").select(*board, *BOARD_FACTS)
+            others["boards"] = boards_at(gpu, newest)
+        warnings = [f"{self.name}: {text}" for text in [*warnings, *more]]
+        return Fetched(gpu, node_frame(node), warnings, **others)
 
     def latest(self) -> Fetched:
         """Read every target now and keep the samples in the spool.
@@ -123,12 +134,19 @@ class ScrapeSource:
                 frame: pl.DataFrame = getattr(fetched, kind)
                 if len(frame):
                     self.spool.append(kind, frame, at)
+            self._tell_boards(fetched.boards, at)
             if at - self._pruned > timedelta(hours=1):
                 self.spool.prune(at - _SPOOL_KEPT)
                 self._pruned = at
         except OSError as error:
             fetched.warnings.append(f"{self.name}: spool {self.spool.folder} cannot be written: {error}: free the disk")
         return fetched
+
+    def _tell_boards(self, boards: pl.DataFrame, at: datetime) -> None:
+        minute, facts = at.replace(second=0, microsecond=0), boards.drop("ts")
+        if len(boards) and (self._told is None or self._told[0] != minute or not self._told[1].equals(facts)):
+            self.spool.append(_BOARDS, boards, at)
+            self._told = minute, facts
 
     def prune(self, before: datetime) -> int:
         """Remove spooled minutes that ended before that time; returns how many files."""
@@ -159,7 +177,8 @@ class ScrapeSource:
                 warnings.append(f"{self.name}: {troubles[target]}")
         warnings += [f"{self.name}: {text}" for text in odd]
         node = _with_up(frames.node, up, at, self.name)
-        return Fetched(frames.gpu, node, warnings, frames.health, frames.link, frames.port)
+        boards = self._index.boards(frames.gpu)
+        return Fetched(frames.gpu, node, warnings, frames.health, frames.link, frames.port, boards=boards)
 
     def _parse(self, target: Target, answer: Answer) -> tuple[Page | None, str]:
         if answer.text is None:

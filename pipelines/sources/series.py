@@ -123,8 +123,11 @@ class Index:
             schema=dict.fromkeys(("node", "gpu_uuid", *BOARD_FACTS), pl.String),
             orient="row",
         )
-        first = gpu.group_by("cluster", "node", "gpu_uuid").agg(pl.col("ts").min())
-        return conform(first.join(told, on=["node", "gpu_uuid"]), "core_boards").sort("node", "gpu_uuid")
+        return boards_at(gpu, told)
+
+    def whole(self, number: int) -> int:
+        """Entity of the health of a GPU, by an entity of the GPU itself."""
+        return self._entity(Entity(*self.entities[number][:2], None, "", ""))
 
     def _entity(self, entity: Entity) -> int:
         number = self._ids.get(entity)
@@ -137,6 +140,17 @@ class Index:
         """After a read that met `met` series: forget everything when most of what is known is gone."""
         if len(self._known) > 1000 and len(self._known) > 3 * met:
             self.entities, self._ids, self._known, self.counters, self._boards = [], {}, {}, {}, {}
+
+
+def boards_at(gpu: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `core_boards`: what is told of the boards in a frame, at the time of each one's first row.
+
+    Args:
+        gpu: Rows of `raw_gpu_samples`.
+        told: `node`, `gpu_uuid` and `BOARD_FACTS`, a row a board.
+    """
+    first = gpu.group_by("cluster", "node", "gpu_uuid").agg(pl.col("ts").min())
+    return conform(first.join(told, on=["node", "gpu_uuid"]), "core_boards").sort("node", "gpu_uuid")
 
 
 def _either(new: str | None, known: str | None) -> str | None:

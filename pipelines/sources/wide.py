@@ -19,7 +19,9 @@ from pipelines.sources import empty_frame, gpu_frame, node_frame
 from pipelines.sources.rates import rates_of
 from pipelines.sources.series import UP, Entity, Index, Names, Samples, drop_absurd_times
 
-__all__ = ["UP", "Entity", "Frames", "Index", "Samples", "drop_absurd_times", "to_frames"]
+__all__ = [
+    "LINK_TRAFFIC", "UP", "Entity", "Frames", "Index", "Samples", "drop_absurd_times", "lacks_link_sums", "to_frames",
+]  # fmt: skip
 
 _KEYS: dict[metrics.Entity, tuple[str, ...]] = {
     "gpu": ("node", "gpu_uuid", "gpu_index", "job_id", "mig_instance", "mig_profile"),
@@ -35,6 +37,7 @@ _SUMS = {
     "nvlink_rx_bytes_per_s": "link_rx_bytes_per_s",
     "nvlink_error_total": "link_error_total",
 }
+LINK_TRAFFIC = ("link_tx_bytes_per_s", "link_rx_bytes_per_s")
 _KEY_TYPES: dict[str, type[pl.DataType]] = {"gpu_index": pl.Int32, "link": pl.Int32}
 
 
@@ -78,6 +81,17 @@ def to_frames(samples: Samples, index: Index, cluster: str) -> Frames:
         gpu_frame(_with_links(gpu, link)), made["node"][0], gpu_group, made["node"][1],
         made["health"][0], link, made["port"][0],
     )  # fmt: skip
+
+
+def lacks_link_sums(samples: Samples, index: Index) -> bool:
+    """Whether some GPU among the samples has no series of its whole NVLink traffic, in one direction or the other."""
+    variants = index.names.variants
+    gpus = np.unique(samples.entity[index.names.kind[samples.name] == FED.index("gpu")])
+    for whole in (whole for whole, part in _SUMS.items() if part in LINK_TRAFFIC):
+        names = [i for i, v in enumerate(variants) if v.entity == "gpu" and any(row.column == whole for row in v.rows)]
+        if not np.isin(gpus, samples.entity[np.isin(samples.name, names)]).all():
+            return True
+    return False
 
 
 def _with_rates(samples: Samples, index: Index) -> Samples:
