@@ -87,7 +87,7 @@ def _stop_event() -> threading.Event:
 
 def run_nowcast(settings: Settings, cluster: str | None) -> None:
     """Run the nowcast of one cluster until SIGTERM."""
-    from features.cleaning import clean_gpu_samples
+    from features.cleaning import believable_gpu_samples
     from models.registry import Registry
     from pipelines.sources import build_jobs, build_telemetry
     from scheduler_hints.nowcast import Nowcast, NowcastConfig
@@ -114,7 +114,7 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
     stop = _stop_event()
 
     def clean(frame: Any) -> Any:
-        return clean_gpu_samples(frame, datetime.now(UTC))[0]
+        return believable_gpu_samples(frame, datetime.now(UTC))  # their courses are judged by the nowcast itself
 
     try:
         past = _past(telemetry, chosen, name, datetime.now(UTC))
