@@ -15,8 +15,7 @@ import polars as pl
 
 from features.vocabulary import TIME, schema
 from pipelines.sources import empty_frame
-from pipelines.sources.kubernetes_series import Asks, plain_labels
-from pipelines.sources.promql import parse_labels
+from pipelines.sources.kubernetes_series import Asks, labels_of, plain_labels
 
 _WHAT = ("allocated", "request", "deserved", "capacity")
 # Metric → (short name, scale). `{}` is filled by the resource.
@@ -76,10 +75,10 @@ def queue_samples(
     span_s = max(int((end - start).total_seconds()), 1)
     query = f'{{__name__=~"{"|".join(_ALL)}"{more}}}[{span_s}s:{step_s}s]'
     matrix = api.matrix(query, int(end.timestamp()) * 1000)
-    named = [_identity(parse_labels(raw)) for raw in matrix.labels]
+    named = [(i, *known) for i, raw in enumerate(matrix.labels) if (known := _identity(labels_of(raw)))]
     if not named:
         return empty_frame("core_queue_samples")
-    which = np.repeat(np.arange(len(named)), matrix.counts)
+    which = np.repeat(np.arange(len(matrix.labels)), matrix.counts)
     frame = pl.DataFrame(
         {
             "ts": pl.Series(matrix.ts_ms).cast(pl.Datetime("ms", "UTC")).cast(TIME),
@@ -88,7 +87,7 @@ def queue_samples(
         }
     )
     keys = pl.DataFrame(
-        [(i, *identity) for i, identity in enumerate(named)],
+        named,
         schema={"series": pl.Int64, "source": pl.String, "queue": pl.String, "metric": pl.String, "scale": pl.Float64},
         orient="row",
     )
@@ -103,9 +102,11 @@ def queue_samples(
     return rows.select(pl.col(name).cast(dtype) for name, dtype in schema("core_queue_samples").items())
 
 
-def _identity(labels: Mapping[str, str]) -> tuple[str, str, str, float]:
-    """Source, queue, metric and scale of a series."""
+def _identity(labels: Mapping[str, str]) -> tuple[str, str, str, float] | None:
+    """Source, queue, metric and scale of a series; None when it was not asked for."""
     name = labels.get("__name__", "")
+    if name not in _ALL:
+        return None
     metric, scale = _ALL[name]
     plain = plain_labels(labels)
     queue = next((plain[label] for label in _QUEUE_LABELS if plain.get(label)), "")

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from pipelines.sources import SourceError
 from pipelines.sources.promql import Matrix, parse_labels
 
 POD_METRICS = (
@@ -37,6 +38,7 @@ PHASES = "kube_pod_status_phase"
 # Labels that a scrape adds; those of the target itself where a workload has the same ones.
 _SCRAPER = {"instance", "job", "endpoint", "service", "replica", "prometheus", "prometheus_replica", "__name__"}
 _EXPORTED = "exported_"
+_LAST_S = 4e9  # times after 2096 are none
 
 Labels = Mapping[str, str]
 
@@ -138,8 +140,21 @@ def read_facts(
         one = f"{PHASES}{{{matcher}}}"
         seen = f"(timestamp({one}) and ({one} == 1))[{span_s}s:{step_s}s]"
         for labels, first_s, last_s in _series(api.matrix(seen, at_ms)):
-            facts.see(labels, datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(last_s, UTC))
+            if all(0 < moment_s < _LAST_S for moment_s in (first_s, last_s)):  # else no time at all
+                facts.see(labels, datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(last_s, UTC))
     return facts
+
+
+def labels_of(raw: bytes) -> dict[str, str]:
+    """Labels of a series.
+
+    Raises:
+        SourceError: They are none.
+    """
+    try:
+        return parse_labels(raw)
+    except ValueError as error:
+        raise SourceError(f"Prometheus gave a series whose labels cannot be read: {error}") from error
 
 
 def _series(matrix: Matrix) -> Iterator[tuple[dict[str, str], float, float]]:
@@ -147,4 +162,4 @@ def _series(matrix: Matrix) -> Iterator[tuple[dict[str, str], float, float]]:
     ends = np.cumsum(matrix.counts)
     for raw, begin, end in zip(matrix.labels, ends - matrix.counts, ends, strict=True):
         if end > begin:
-            yield parse_labels(raw), float(matrix.values[begin]), float(matrix.values[end - 1])
+            yield labels_of(raw), float(matrix.values[begin]), float(matrix.values[end - 1])

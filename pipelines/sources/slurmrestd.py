@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import re
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ from pipelines.sources.sacct import jobs_frame
 from pipelines.sources.slurm_budget import Budget, Price
 from pipelines.sources.slurm_reader import with_priorities
 from pipelines.sources.slurm_text import node_row
-from pipelines.sources.slurmrestd_fields import accounted_fields, node_fields, queued_fields, word
+from pipelines.sources.slurmrestd_fields import accounted_fields, list_of, node_fields, object_of, queued_fields, word
 
 _NEWEST = (0, 0, 45)  # newer schemas are read as this one would be, with a warning
 _JOBS_PATH = re.compile(r"^/slurm/v(\d+)\.(\d+)\.(\d+)/jobs/?$")
 # Requests to slurmctld, counted with sdiag on 22.05; slurmdbd's count for nothing.
 _DOCUMENT, _QUEUE, _NODES, _HISTORY = Price(1, 3600, 86_400), Price(1, 15, 120), Price(2, 45, 300), Price(0)
+_MAX_ANSWER_BYTES = 2**30  # some 200,000 jobs
 _COLUMNS = (
     "JobIDRaw", "JobID", "User", "Account", "Partition", "Submit", "Eligible", "Start", "End", "State", "ExitCode",
     "RestartCnt", "NNodes", "ReqCPUS", "NCPUS", "ReqTRES", "AllocTRES", "TresPerNode", "TresPerJob", "TimelimitRaw",
@@ -86,7 +88,7 @@ class RestReader:
                 if "404" not in str(error):
                     raise
                 document = self._get("/openapi", _DOCUMENT)
-            paths = document.get("paths") or {}
+            paths = object_of(document.get("paths"))
             found = {tuple(map(int, match.groups())) for path in paths if (match := _JOBS_PATH.match(path))}
             spoken = sorted(version for version in found if len(version) == 3)
             if not spoken:
@@ -96,8 +98,8 @@ class RestReader:
                 )
             known = [version for version in spoken if version <= _NEWEST]
             self._version = known[-1] if known else spoken[0]
-            asked = paths.get(f"/slurmdb/{_text(self._version)}/jobs") or {}
-            told = (asked.get("get") or {}).get("parameters") or []
+            asked = object_of(object_of(paths.get(f"/slurmdb/{_text(self._version)}/jobs")).get("get"))
+            told = list_of(asked.get("parameters"))
             self._parameters = frozenset(str(one.get("name")) for one in told if isinstance(one, dict))
         if self._version > _NEWEST:
             self.warnings.append(f"{self.name}: slurmrestd speaks {_text(self._version)} at least: not tried yet")
@@ -146,8 +148,8 @@ class RestReader:
         document = self._get(f"/slurm/{_text(self.version())}/nodes", _NODES)
         rows = [
             node_row(node_fields(node), {})
-            for node in document.get("nodes") or []
-            if isinstance(node, dict) and node.get("name")
+            for node in list_of(document.get("nodes"))
+            if isinstance(node, dict) and word(node.get("name")).strip()
         ]
         return pl.DataFrame(rows, schema=NODES_SCHEMA, orient="row")
 
@@ -173,7 +175,7 @@ class RestReader:
         else:
             answer = self.budget.ask(f"{self.url}{path}", price, lambda: self._whole(path, query))
             document, at = self._decoded(path, answer.data), answer.at
-        self.warnings += [f"{self.name}: slurmrestd: {_said([one])}" for one in document.get("warnings") or []]
+        self.warnings += [f"{self.name}: slurmrestd: {_said([one])}" for one in list_of(document.get("warnings"))]
         return document, at
 
     def _whole(self, path: str, query: dict[str, str] | None) -> bytes:
@@ -186,7 +188,7 @@ class RestReader:
         try:
             # Names of jobs may be of any encoding.
             document = msgspec.json.decode(data.decode("utf-8", "replace"))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise SourceError(f"{self.name}: {self.url}{path}: no JSON: {error}: {data[:80]!r}") from error
         if not isinstance(document, dict):
             raise SourceError(f"{self.name}: {self.url}{path}: no JSON object")
@@ -206,9 +208,13 @@ class RestReader:
             headers = {}  # the socket knows its user
         try:
             # One connection a request: slurmrestd closes it, and a source has nothing to close then.
-            transport = httpx.HTTPTransport(uds=self._socket) if self._socket else None
-            with httpx.Client(transport=transport, timeout=self.timeout_s, trust_env=False) as client:
-                answer = client.get(self._base + path, params=query, headers=headers)
+            # Certificates are loaded only where they are looked at: it takes longer than the request.
+            transport = httpx.HTTPTransport(uds=self._socket or None, verify=self._base.startswith("https:"))
+            with (
+                httpx.Client(transport=transport, timeout=self.timeout_s, trust_env=False) as client,
+                client.stream("GET", self._base + path, params=query, headers=headers) as answer,
+            ):
+                content = self._read(answer, path)
         except httpx.TimeoutException:
             raise SourceError(
                 f"{self.name}: {self.url}: no answer within {self.timeout_s:g} s (slurm_timeout_s)"
@@ -220,9 +226,22 @@ class RestReader:
                 f"{self.name}: {self.url}: slurmrestd refused user {self._user!r} ({answer.status_code}): is the token "
                 "in slurm_rest_token_file new enough (scontrol token), and made for slurm_rest_user?"
             )
-        if answer.status_code >= 400 and b'"errors"' not in answer.content:
-            raise SourceError(f"{self.name}: {self.url}{path}: HTTP {answer.status_code}: {answer.text[:200]!r}")
-        return answer.content
+        if answer.status_code >= 400 and b'"errors"' not in content:
+            said = content[:200].decode("utf-8", "replace")
+            raise SourceError(f"{self.name}: {self.url}{path}: HTTP {answer.status_code}: {said!r}")
+        return content
+
+    def _read(self, answer: httpx.Response, path: str) -> bytes:
+        """The whole body, in bounded time and memory."""
+        deadline_s, parts, size = time.monotonic() + self.timeout_s, [], 0
+        for part in answer.iter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > _MAX_ANSWER_BYTES:
+                raise SourceError(f"{self.name}: {self.url}{path}: more than {_MAX_ANSWER_BYTES / 2**20:g} MiB")
+            if time.monotonic() > deadline_s:
+                raise httpx.ReadTimeout("the answer did not end in time")
+        return b"".join(parts)
 
 
 def _text(version: Version) -> str:

@@ -23,8 +23,14 @@ def _number(value: Any) -> int | float | None:
     return number if math.isfinite(number) else None
 
 
-def _object(value: Any) -> dict[str, Any]:
+def object_of(value: Any) -> dict[str, Any]:
+    """An object; an empty one where something else stands."""
     return value if isinstance(value, dict) else {}
+
+
+def list_of(value: Any) -> list[Any]:
+    """A list; an empty one where something else stands."""
+    return value if isinstance(value, list) else []
 
 
 def word(value: Any) -> str:
@@ -44,7 +50,7 @@ def _limit(value: Any) -> str:
 def _exit_code(value: Any, state: str) -> str:
     """`exit:signal`. v0.0.38 of slurmdb gives success for a job that failed by itself: that is unknown."""
     if isinstance(value, dict) and ("return_code" in value or "status" in value):
-        signal = _object(value.get("signal"))
+        signal = object_of(value.get("signal"))
         code = int(_number(value.get("return_code")) or 0)
         number = int(_number(signal.get("signal_id", signal.get("id"))) or 0)
         return "" if state == "FAILED" and not code and not number else f"{code}:{number}"
@@ -66,7 +72,7 @@ def _printed_id(job_id: str, array_id: Any, task: Any, tasks: Any, het_id: Any, 
 def _tres(parts: Any) -> str:
     """`cpu=1,mem=1000M,gres/gpu=2` from the list of slurmdb."""
     words = []
-    for part in map(_object, parts if isinstance(parts, list) else []):
+    for part in map(object_of, parts if isinstance(parts, list) else []):
         count = _number(part.get("count"))
         if count is not None and count >= 0:
             name = f"{part.get('type')}/{part['name']}" if part.get("name") else str(part.get("type"))
@@ -76,8 +82,8 @@ def _tres(parts: Any) -> str:
 
 def accounted_fields(job: dict[str, Any]) -> dict[str, str]:
     """A job of slurmdb under sacct's names."""
-    array, het, when = _object(job.get("array")), _object(job.get("het")), _object(job.get("time"))
-    tres, required, state = _object(job.get("tres")), _object(job.get("required")), _object(job.get("state"))
+    array, het, when = object_of(job.get("array")), object_of(job.get("het")), object_of(job.get("time"))
+    tres, required, state = object_of(job.get("tres")), object_of(job.get("required")), object_of(job.get("state"))
     said, job_id = word(state.get("current")), word(job.get("job_id"))
     # While a job waits it has 0 nodes: TRES tell then how many it asked for.
     return {
