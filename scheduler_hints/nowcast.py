@@ -367,8 +367,8 @@ class Nowcast:
         if len(frozen):
             first = int(frozen[0])
             self.problems["telemetry-values"] = (
-                f"{len(frozen)} GPUs have had the very same values for minutes while they work, as "
-                f"{self.window.uuids[first]} on {self.window.nodes[first]}: restart the exporters of their nodes"
+                f"{len(frozen)} {'GPU has' if len(frozen) == 1 else 'GPUs have'} had the very same values for minutes "
+                f"of work, as {self.window.uuids[first]} on {self.window.nodes[first]}: restart the exporter there"
             )
         else:
             self.problems.pop("telemetry-values", None)

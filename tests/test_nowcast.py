@@ -11,7 +11,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from features.conditions import CLASSES
+from features.cleaning_live import Courses
+from features.conditions import CLASSES, INDEX
+from features.telemetry import RingWindow
+from features.thresholds import ThresholdBook
 from features.vocabulary import JOB_COLUMNS, conform, schema
 from models.bottleneck import HazardForecaster
 from models.registry import Registry
@@ -424,6 +427,73 @@ def test_a_model_that_fails_for_one_class_is_said_though_it_works_for_the_next(t
 
 
 # --- the loop ---------------------------------------------------------------------------------------------
+
+
+def still(second, froze_s=0, thaws_s=10_000):
+    """A GPU close to its limit whose exporter serves the same values from `froze_s` on, and a busy one beside it."""
+    moves = [0.0 if froze_s <= second < thaws_s else second / 100, second / 100]
+    return pl.DataFrame({
+        "ts": [at(second)] * 2, "cluster": ["c"] * 2, "node": ["n0"] * 2, "gpu_uuid": ["GPU-old", "GPU-new"],
+        "gpu_temp_c": [86.0, 60.0], "gpu_power_w": [650 + move for move in moves], "sm_active_ratio": [0.9, 0.9],
+        "sm_clock_hz": [1.5e9] * 2,
+    }).with_columns(pl.col("ts").cast(pl.Datetime("us", "UTC")), pl.col(pl.Float64).cast(pl.Float32))  # fmt: skip
+
+
+def test_values_that_froze_are_not_believed_and_said_until_they_move(tmp_path):
+    nowcast = Nowcast("c", Publisher(tmp_path, "c"), CONFIG)
+    nowcast.observe_jobs(no_jobs(), inventory(), (), at(0))
+
+    def tick(nowcast, second):
+        nowcast.observe(still(second, thaws_s=900), None, at(second))
+        status = nowcast.tick(at(second + 1))
+        temps = dict(zip(nowcast.window.uuids, nowcast.window.latest[INDEX["gpu_temp_c"]], strict=False))
+        return status, temps["GPU-old"]
+
+    for second in range(0, 285, 15):
+        status, temp = tick(nowcast, second)
+        assert temp == 86
+        assert status["refuted_gpus"] == {"frozen": 0, "stuck": 0, "zero_under_load": 0}
+    status, temp = tick(nowcast, 285)  # twenty samples cover five minutes
+    assert np.isnan(temp)
+    assert status["refuted_gpus"]["frozen"] == 1
+    assert "1 GPU has had" in status["problems"]["telemetry-values"]
+    assert "GPU-old on n0" in status["problems"]["telemetry-values"]
+    rings = nowcast.window.samples().filter(gpu_uuid="GPU-old")
+    assert rings["gpu_temp_c"].null_count() == 20  # those before are not believed any more
+    assert nowcast.window.samples().filter(gpu_uuid="GPU-new")["gpu_temp_c"].null_count() == 0
+    # A restart reads the last ten minutes again, and knows at once.
+    again = Nowcast("c", Publisher(tmp_path, "c"), CONFIG)
+    again.warm(pl.concat([still(second) for second in range(0, 300, 15)]))
+    status, temp = tick(again, 300)
+    assert np.isnan(temp)
+    assert status["refuted_gpus"]["frozen"] == 1
+    for second in range(315, 900, 15):
+        assert np.isnan(tick(again, second)[1])
+    status, temp = tick(again, 900)
+    assert temp == 86
+    assert status["refuted_gpus"]["frozen"] == 0
+    assert "telemetry-values" not in status["problems"]
+
+
+def test_courses_stay_with_their_gpus_when_others_are_forgotten():
+    ring = RingWindow(ThresholdBook(), courses=Courses())
+    gone = still(0).with_columns(gpu_uuid=pl.Series(["GPU-a", "GPU-b"]))
+    ring.observe(gone)
+    for second in range(0, 4_500, 15):
+        ring.observe(still(second))
+    assert ring.forget(4_500.0 + at(0).timestamp(), after_s=3_600) == 2
+    assert ring.uuids == ["GPU-old", "GPU-new"]
+    assert ring.refuted(at(4_490).timestamp())["frozen"].tolist() == [0]
+    # The board moves: what was measured elsewhere says nothing there.
+    ring.observe(still(4_500).with_columns(node=pl.lit("n9")))
+    assert ring.refuted(at(4_501).timestamp())["frozen"].tolist() == []
+
+
+def test_inlets_that_cannot_be_are_not_taken():
+    ring = RingWindow(ThresholdBook())
+    inlet = pl.DataFrame({"node": ["n0", "n1"], "inlet_temp_c": pl.Series([24.0, 9.2e18], dtype=pl.Float32)})
+    ring.observe(still(0).with_columns(node=pl.Series(["n0", "n1"])), inlet)
+    assert ring.samples().sort("node")["inlet_temp_c"].to_list() == [24, None]
 
 
 class Source:
