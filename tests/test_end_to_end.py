@@ -65,7 +65,7 @@ class Scenario:
         port = self.simulator.rsplit(":", 1)[1]
         argv = [sys.executable, "-m", "tests.simulated_past", "--port", port, "--tick-s", str(TICK_S), *placed]
         simulator = self.process("simulator", [*argv, "--out", str(self.folder / "sim")])
-        simulator.wait_until(lambda: services.answers(f"{self.simulator}/healthz"), 60, "simulator")
+        simulator.wait_until(lambda: services.answers(f"{self.simulator}/healthz"), 120, "simulator")
         self.prometheus = services.Prometheus(
             self.folder / "prometheus",
             [services.scrape_config("gpu", sd_url=f"{self.simulator}/sd", interval_s=TICK_S, honor_labels=True)],
@@ -101,7 +101,7 @@ enabled = false
 """)
         self.env = {"WEATHERGLASS_CONFIG": str(config)}
         run = self.process("run", command("run"), **self.env)
-        run.wait_until(lambda: services.answers(f"{self.api}/readyz"), 90, "fresh hints")
+        run.wait_until(lambda: services.answers(f"{self.api}/readyz"), 180, "fresh hints")
         self.process("agent", command("slurm-agent", "--mode", "reserve"), **self.env)
 
     def run_job(self, node: str) -> int:
@@ -118,7 +118,7 @@ enabled = false
     def look(self) -> None:
         """One poll of everything a scheduler and an SRE would see."""
         now = datetime.now(UTC)
-        answer = httpx.get(f"{self.api}/v1/bottlenecks", timeout=10)
+        answer = httpx.get(f"{self.api}/v1/bottlenecks", timeout=30)
         if answer.status_code == 200:
             body = answer.json()
             if body["expires_in_s"] <= 0:
@@ -145,7 +145,7 @@ enabled = false
             self.look()
             if len(self.first_seen) >= 2 and not self.page:
                 self.chromium.get(f"{self.pages}/bottlenecks")
-                services.wait_until(lambda: "n2" in self.body(), 20, 0.3, "the hint on the page")
+                services.wait_until(lambda: "n2" in self.body(), 60, 0.3, "the hint on the page")
                 self.page = self.body()
             time.sleep(0.5)
         rows = httpx.get(f"{self.simulator}/truth").json()["items"]
@@ -203,7 +203,7 @@ def test_a_lease_is_made_for_the_planned_job(scenario):
 
 
 def test_the_unmodified_job_starts_in_its_lease_and_outlives_it(scenario):
-    job = scenario.slurm.wait_state(scenario.planned, "RUNNING", "COMPLETED", timeout_s=60)
+    job = scenario.slurm.wait_state(scenario.planned, "RUNNING", "COMPLETED", timeout_s=120)
     assert job["NodeList"] == scenario.lease["Nodes"]
     assert job["StartTime"] <= scenario.lease["EndTime"]
     ended = scenario.slurm.wait_state(scenario.planned, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", timeout_s=200)
