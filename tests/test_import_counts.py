@@ -223,6 +223,34 @@ def test_a_job_that_never_ran_in_swf_lost_nothing(tmp_path: Path) -> None:
     assert nulled(report) == {"state": (1, [3]), "user": (1, [3])}
 
 
+def test_times_that_no_calendar_has(tmp_path: Path) -> None:
+    path = write(tmp_path / "j.csv", "job_id,submit_time,start_time", f"1,{EPOCH},-99999999999", "2,-99999999999,")
+    report, jobs = run("jobs", path, tmp_path)
+    assert jobs.select("job_id", "start_time").rows() == [("1", None)]
+    assert nulled(report) == {"start_time": (1, [2])}
+    assert {reason: tally.places for reason, tally in report.dropped.items()} == {
+        "no submit_time that can be read": [3],
+    }
+    far = pl.Series([-(2**61), 2**61, round(T0.timestamp() * 1e6)]).cast(pl.Datetime("us", "UTC"))
+    frame = pl.DataFrame({"ts": far, "node": ["n1"] * 3, "gpu_uuid": ["g"] * 3, "gpu_temp_c": [40.0] * 3})
+    frame.write_parquet(tmp_path / "t.parquet")
+    report, samples = run("telemetry", tmp_path / "t.parquet", tmp_path)
+    assert samples["ts"].to_list() == [T0]
+    assert {reason: tally.places for reason, tally in report.dropped.items()} == {"no ts that can be read": [1, 2]}
+
+
+def test_a_parquet_file_that_is_damaged_is_refused_in_a_line(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"job_id": [str(i) for i in range(500)], "submit_time": [T0] * 500})
+    frame.write_parquet(tmp_path / "j.parquet")
+    good = (tmp_path / "j.parquet").read_bytes()
+    for at in range(4, len(good), max(len(good) // 40, 1)):
+        (tmp_path / "x.parquet").write_bytes(good[:at] + bytes([good[at] ^ 0xFF]) + good[at + 1 :])
+        try:
+            run("jobs", tmp_path / "x.parquet", tmp_path)
+        except ImportingError as error:
+            assert "\n" not in str(error)  # noqa: PT017 (whether it is refused depends on the byte)
+
+
 # --- samples ----------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import polars as pl
@@ -12,6 +13,8 @@ from features.vocabulary import TIME
 _UNITS_US = ((10**11, 1_000_000), (10**14, 1_000), (10**17, 1))
 _YES, _NO = ("true", "t", "yes", "1", "1.0"), ("false", "f", "no", "0", "0.0")
 _LARGEST = 2.0**63
+# Years that a calendar has; 32-bit and 64-bit rubbish lies far outside of it.
+_CALENDAR = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 
 def cast_values(values: pl.Series, dtype: pl.DataType | type[pl.DataType], zone: ZoneInfo) -> pl.Series:
@@ -23,7 +26,8 @@ def cast_values(values: pl.Series, dtype: pl.DataType | type[pl.DataType], zone:
         zone: Of times that are written without one.
     """
     if dtype == TIME:
-        return moments(values, zone)
+        told = moments(values, zone)
+        return told.set(~told.is_between(*_CALENDAR).fill_null(True), None)
     if dtype == pl.String:
         return _text(values)
     if dtype == pl.Boolean:

@@ -53,8 +53,9 @@ def _parquet(path: Path, task: Task) -> Iterator[pl.DataFrame]:
             task.report.read += len(frame)
             task.progress(size * len(frame) // max(total, 1))
             yield frame.with_columns(pl.int_range(at + 1, at + 1 + len(frame), dtype=pl.Int64).alias(ROW))
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise ImportingError(f"{path}: no Parquet file that can be read: {error}") from None
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        said = f": {str(error).splitlines()[0][:200]}" if str(error) and isinstance(error, Exception) else ""
+        raise ImportingError(f"{path}: no Parquet file that can be read{said}") from None
 
 
 def _csv(path: Path, task: Task, is_multiline: bool) -> Iterator[pl.DataFrame]:
