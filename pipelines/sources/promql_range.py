@@ -6,10 +6,11 @@ How large a piece may be is learned from the server's answers and refusals. What
 
 from __future__ import annotations
 
+import itertools
 import math
 import queue
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -25,6 +26,9 @@ _LONGEST_RANGE_MS = 86_400_000
 MARGIN_MS = 1_000
 # What a server keeps may end inside a piece: pieces down to this are tried before one counts as not kept.
 _RETENTION_STEP_MS = 60_000
+# VictoriaMetrics refuses queries above 16 KiB, and logs each of them whole; 64 bytes are left for what stands around
+# the names.
+_LONGEST_QUERY_BYTES = 16_384 - 64
 
 
 class Piece(NamedTuple):
@@ -50,7 +54,7 @@ class RangeReader:
         for api in apis:
             self._apis.put(api)
         self._parallel = len(apis)
-        self._groups: list[tuple[str, ...]] = [tuple(names)]
+        self._groups = _groups(tuple(names), _LONGEST_QUERY_BYTES - len(matcher.encode()))
         self._matcher = matcher
         self._interval_ms = interval_ms
         self._range_ms: float = _FIRST_RANGE_MS
@@ -101,14 +105,35 @@ class RangeReader:
             except (TooManySamplesError, TooManySeriesError) as error:
                 self._split(error, [])
 
+    def instant(self, query: str) -> list[tuple[Mapping[str, str], float]]:
+        """Series of an instant query over all names at the server's now.
+
+        Args:
+            query: With `%s` for the selector, as `count by (__name__) (%s)`; it must not join what is of several names.
+
+        Raises:
+            SourceError: Some part did not come.
+        """
+        while True:
+            api = self._apis.get()
+            try:
+                return [row for names in self._groups for row in api.vector(query.replace("%s", self._selector(names)))]
+            except (TooManySamplesError, TooManySeriesError) as error:
+                self._split(error, [])
+            finally:
+                self._apis.put(api)
+
     def take_notes(self) -> list[str]:
         """What was left out since the last call."""
         notes, self._notes = list(dict.fromkeys(self._notes)), []
         return notes
 
-    def _ask(self, names: tuple[str, ...], at_ms: int | None, until_ms: int) -> Matrix:
+    def _selector(self, names: tuple[str, ...]) -> str:
         matcher = f",{self._matcher}" if self._matcher else ""
-        selector = f'{{__name__=~"{"|".join(names)}"{matcher}}}'
+        return f'{{__name__=~"{"|".join(names)}"{matcher}}}'
+
+    def _ask(self, names: tuple[str, ...], at_ms: int | None, until_ms: int) -> Matrix:
+        selector = self._selector(names)
         span_ms = until_ms if at_ms is None else until_ms - at_ms + MARGIN_MS
         api = self._apis.get()
         try:
@@ -151,6 +176,19 @@ class RangeReader:
             self._ceiling_ms,
             _LONGEST_RANGE_MS,
         )
+
+
+def _groups(names: tuple[str, ...], most_bytes: int) -> list[tuple[str, ...]]:
+    """Names in as few groups of like size as make no query longer than that; a single name may be longer."""
+    size = sum(len(name.encode()) + 1 for name in names)
+    number = min(max(math.ceil(size / max(most_bytes, 1)), 1), max(len(names), 1))
+    while True:
+        cuts = [round(i * len(names) / number) for i in range(number + 1)]
+        groups = [names[begin:end] for begin, end in itertools.pairwise(cuts)]
+        longest = max(sum(len(name.encode()) + 1 for name in group) for group in groups)
+        if longest <= most_bytes or number >= len(names):
+            return groups
+        number += 1
 
 
 def _drop(pieces: list[list[Future[Matrix]]]) -> None:
