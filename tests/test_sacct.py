@@ -507,7 +507,7 @@ def test_jobs_submitted_at_impossible_times_are_left_out(submit: str) -> None:
     frame, warnings = parse_sacct(text, "a", AT)
     assert frame.select("job_id", "planned_start_time").rows() == [("2", None)]
     assert len(warnings) == 1
-    assert "1 jobs" in warnings[0]
+    assert warnings[0].startswith("1 job ")
     assert "as 1" in warnings[0]
 
 
