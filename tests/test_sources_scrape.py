@@ -358,12 +358,12 @@ def test_pages_have_a_limit(pages: Pages, make: Callable[..., ScrapeSource], mon
     monkeypatch.setattr("pipelines.sources.pages.MAX_PAGE_BYTES", 1 << 20)
     pages.pages |= {"/n1": page("n1"), "/n9": "# " + "x" * (2 << 20) + "\n"}
     with bomb(gzip.compress(b"#" * (64 << 20))) as url:
-        fetched = make(f"{pages.url}/n1", f"{pages.url}/n9", url).latest()
+        fetched = make(f"{pages.url}/n1", f"{pages.url}/n9", url, timeout_s=10).latest()
     assert set(fetched.gpu["node"]) == {"n1"}
     assert [text.partition(" is larger than 1 MiB")[1] for text in fetched.warnings] == [" is larger than 1 MiB"] * 2
     pages.pages["/sd"] = "[" + " " * (2 << 20) + "]"
     with pytest.raises(SourceError, match="larger than 1 MiB"):
-        make(f"sd+{pages.url}/sd").latest()
+        make(f"sd+{pages.url}/sd", timeout_s=10).latest()
 
 
 @contextmanager
