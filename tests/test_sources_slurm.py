@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import shutil
 import subprocess
@@ -326,6 +327,67 @@ def test_lives_of_jobs_are_what_was_done(slurm: Slurm) -> None:
     assert {name: text for name, _, text in commands.check()}["preemptions"].startswith("2 in ")
     # Without the log, nothing tells who took the place.
     assert build(slurm).fetch_jobs(began, datetime.now(UTC))["preempted_by"].null_count() == len(jobs)
+
+
+_OUT_OF_MEMORY = """
+import ctypes, sys
+slurm = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+slurm.slurm_init(None)
+sys.exit(slurm.slurm_complete_job(int(sys.argv[2]), 253))
+"""
+
+
+def test_heterogeneous_jobs_steps_and_out_of_memory(slurm: Slurm) -> None:
+    slurm.reset()
+    began = datetime.now(UTC).replace(microsecond=0)
+    parts = slurm.folder / "parts.sh"
+    parts.write_text(
+        "#!/bin/sh\n#SBATCH -w n1 --gres=gpu:1 --time=5 --output=/dev/null\n#SBATCH hetjob\n"
+        "#SBATCH -w n2 --gres=gpu:2 --time=6\nsrun --het-group=0,1 true\nexit 4\n"
+    )
+    leader = int(slurm.run("sbatch", "--parsable", str(parts)).strip())
+    steps = slurm.submit("-w", "n3", "--time=5", script="srun true; srun false; srun sh -c 'exit 9'; true")
+    waits = slurm.folder / "waits.sh"
+    waits.write_text(
+        "#!/bin/sh\n#SBATCH -w n1 --begin=now+1hour --gres=gpu:1 --time=5\n#SBATCH hetjob\n"
+        "#SBATCH -w n2 --begin=now+1hour --gres=gpu:4 --time=5\ntrue\n"
+    )
+    later = int(slurm.run("sbatch", "--parsable", str(waits)).strip())
+    full = slurm.submit("-w", "n4", "--time=5", "--mem=100", script="exec sleep 300")
+    slurm.wait_state(full, "RUNNING")
+    # What a node with cgroups says when the kernel has killed a job; without them slurmctld is told so directly.
+    (library,) = Path("/usr/lib").glob("*/slurm-wlm/libslurmfull.so")
+    env = {**os.environ, **slurm.env}
+    told = subprocess.run([sys.executable, "-c", _OUT_OF_MEMORY, library, str(full)], env=env, timeout=30, check=False)
+    assert told.returncode == 0
+    for job, state in ((leader, "FAILED"), (steps, "COMPLETED"), (full, "OUT_OF_MEMORY")):
+        slurm.wait_state(job, state)
+        slurm.wait_accounted(job, state)
+    assert len(slurm.run("sacct", "-n", "-P", "-j", str(steps), "-o", "JobID").split()) == 5, "job, batch, three steps"
+
+    source = build(slurm)
+    jobs = source.fetch_jobs(began, datetime.now(UTC))
+    assert source.warnings == []
+    rows = {int(key): row for key, row in by_id(jobs).items() if int(key) >= leader}
+    shown = ("state", "exit_code", "array_job_id", "gpus", "node_list", "time_limit_s")
+    assert {job: tuple(row[name] for name in shown) for job, row in rows.items()} == {
+        # Each part of a heterogeneous job is a job of its own, known by the leader's id.
+        leader: ("FAILED", "4:0", str(leader), 1, "n1", 300),
+        leader + 1: ("FAILED", "4:0", str(leader), 2, "n2", 360),
+        # Steps are no jobs, and one that fails does not make its job fail.
+        steps: ("COMPLETED", "0:0", None, 0, "n3", 300),
+        later: ("PENDING", None, str(later), 1, None, 300),
+        later + 1: ("PENDING", None, str(later), 4, None, 300),
+        full: ("OUT_OF_MEMORY", "0:125", None, 0, "n4", 300),
+    }
+    live = {row["job_id"]: row["array_job_id"] for row in source.live().jobs.iter_rows(named=True)}
+    assert live == {str(later): str(later), str(later + 1): str(later)}
+    token = {"slurm_rest_user": "root", "slurm_rest_token_file": str(slurm.rest_token_file)}
+    rest = build(slurm, slurm_rest_url=slurm.rest_url, **token)
+    _same_at_last(
+        lambda: rest.fetch_jobs(began, datetime.now(UTC)), lambda: source.fetch_jobs(began, datetime.now(UTC))
+    )
+    slurm.run("scancel", str(later))
 
 
 def _has_run_again(slurm: Slurm, job: int) -> bool:
