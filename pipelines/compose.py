@@ -202,8 +202,15 @@ def run_api(settings: Settings, insecure: bool) -> None:
     check_bind(api.host, tokens, insecure or api.insecure)
     forecaster = RuntimeForecasts(settings)
     names = clusters_of(settings, None)
+    without_scheduler = [name for name in names if settings.clusters[name].jobs == "none"]
     serve(
-        lambda: create_app(settings.published, names, tokens=tokens, forecast_runtimes=forecaster),
+        lambda: create_app(
+            settings.published,
+            names,
+            without_scheduler=without_scheduler,
+            tokens=tokens,
+            forecast_runtimes=forecaster,
+        ),
         api.host,
         api.port,
     )

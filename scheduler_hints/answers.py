@@ -117,7 +117,9 @@ def _unavailable(state: State, kind: str, clusters: Sequence[str], now_s: float)
     first = next(iter(reasons.items()), None)
     words = f"{first[0]}: {first[1]}" if first else "no cluster is configured"
     detail = {"stale_shards": list(reasons), "reasons": reasons}
-    return UnavailableError("stale", f"no fresh {kind}; {words}. Go on as without hints and ask again", detail)
+    can_come = any(state.condition(cluster, kind, now_s) != "impossible" for cluster in clusters)
+    advice = "Go on as without hints" + (" and ask again" if can_come else "")
+    return UnavailableError("stale", f"no fresh {kind}; {words}. {advice}", detail)
 
 
 def _etag(*parts: str) -> bytes:

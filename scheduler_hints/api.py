@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from scheduler_hints.dispatch import Dispatcher, Gate
@@ -20,6 +20,7 @@ def create_app(
     published: Path,
     clusters: Sequence[str],
     *,
+    without_scheduler: Collection[str] = (),
     tokens: TokenStore | None = None,
     forecast_runtimes: Forecaster | None = None,
     readiness: Callable[[], str | None] | None = None,
@@ -32,6 +33,7 @@ def create_app(
     Args:
         published: Folder of snapshots, `<cluster>/<kind>.json`.
         clusters: Clusters that are served.
+        without_scheduler: Those of them for which no scheduler is configured: what only one gives is not awaited.
         tokens: Who may ask; None: anyone who can reach it (see `tokens.check_bind`).
         forecast_runtimes: Called on a thread with a cluster and jobs (the fields of `forecasts.JobRequest`, with
             `submit_time` filled in); gives one `Quantiles` for each. It raises `errors.ForecastUnavailableError` when
@@ -39,7 +41,7 @@ def create_app(
         readiness: Why the process is not ready beyond what its shards say, or None.
         store: Another store of shards, for tests.
     """
-    store = store or ShardStore(published, clusters)
+    store = store or ShardStore(published, clusters, without_scheduler=without_scheduler)
     if tokens is not None:
         store.also(tokens.refresh)
     gate = Gate(store, tokens)

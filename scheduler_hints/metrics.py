@@ -80,6 +80,8 @@ def _freshness(state: State, clusters: Sequence[str], now_s: float) -> Iterable[
     for cluster in clusters:
         for kind in KINDS:
             labels = [cluster, kind]
+            if state.condition(cluster, kind, now_s) == "impossible":
+                continue  # an alert on what can never be fresh would never end
             shard = state.shards.get((cluster, kind))
             fresh.add_metric(labels, float(state.fresh(cluster, kind, now_s) is not None))
             if shard is None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class ShardStore:
     Args:
         published: Folder of snapshots, `<cluster>/<kind>.json`.
         clusters: Names of the clusters that are served.
+        without_scheduler: Those of them for which no scheduler is configured.
         clock: CLOCK_BOOTTIME in seconds; the tests give another.
         wall: Now in UTC.
     """
@@ -45,13 +47,14 @@ class ShardStore:
         published: Path,
         clusters: Sequence[str],
         *,
+        without_scheduler: Collection[str] = (),
         clock: Callable[[], float] = snapshot.boottime_s,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.published = published
         self.clusters = tuple(dict.fromkeys(clusters))
         self.clock = clock
-        self.state = State()
+        self.state = State(without_scheduler=frozenset(without_scheduler))
         self.checked_s = clock()
         self.read_errors = 0
         self._wall = wall
@@ -81,7 +84,13 @@ class ShardStore:
                     is_changed |= self._refresh_shard(cluster, kind, shards, problems)
                 is_changed |= self._refresh_nowcast(cluster, nowcast)
             if is_changed:
-                self.state = State(shards, problems, nowcast, self.state.generation + 1)
+                self.state = replace(
+                    self.state,
+                    shards=shards,
+                    problems=problems,
+                    nowcast=nowcast,
+                    generation=self.state.generation + 1,
+                )
             self.checked_s = self.clock()
             return is_changed
 

@@ -116,6 +116,7 @@ class Routes:
         del request
         state, now_s = self.store.state, self.store.clock()
         found = Counter(state.condition(cluster, kind, now_s) for cluster in self.store.clusters for kind in KINDS)
+        found.pop("impossible", None)
         fresh = found.pop("fresh", 0)
         stale: dict[str, int] = dict(found)
         problem = self.readiness() if self.readiness is not None else None

@@ -28,7 +28,10 @@ _decoders = {kind: msgspec.json.Decoder(shape) for kind, shape in SHAPES.items()
 
 Key = tuple[str, str]
 """Cluster and kind."""
-Condition = Literal["fresh", "expired", "missing", "unreadable"]
+Condition = Literal["fresh", "expired", "missing", "unreadable", "impossible"]
+
+OF_A_SCHEDULER = ("backfill-windows", "reservation-plans")
+"""Kinds that nobody can publish for a cluster without a scheduler."""
 
 _NOWCAST_PROBLEMS = {
     "bottlenecks": ("telemetry-source", "telemetry-targets", "telemetry-clock", "telemetry"),
@@ -92,12 +95,14 @@ class State:
         problems: Why the others could not.
         nowcast: Raw JSON of each nowcast's own status file.
         generation: Rises with each change.
+        without_scheduler: Clusters for which no scheduler is configured.
     """
 
     shards: Mapping[Key, Shard] = field(default_factory=dict)
     problems: Mapping[Key, str] = field(default_factory=dict)
     nowcast: Mapping[str, msgspec.Raw] = field(default_factory=dict)
     generation: int = 0
+    without_scheduler: frozenset[str] = frozenset()
 
     def fresh(self, cluster: str, kind: str, now_s: float) -> Shard | None:
         """The shard if it has not expired at `now_s` (CLOCK_BOOTTIME)."""
@@ -105,13 +110,16 @@ class State:
         return shard if shard is not None and now_s < shard.deadline_s else None
 
     def condition(self, cluster: str, kind: str, now_s: float) -> Condition:
-        """In one word, how a shard stands at `now_s`."""
+        """In one word, how a shard stands at `now_s`; impossible: its cluster has nothing that it could be made of."""
+        is_fresh = self.fresh(cluster, kind, now_s) is not None
+        if kind in OF_A_SCHEDULER and cluster in self.without_scheduler and not is_fresh:
+            return "impossible"
         if (cluster, kind) in self.problems:
             return "unreadable"
         shard = self.shards.get((cluster, kind))
         if shard is None:
             return "missing"
-        return "fresh" if now_s < shard.deadline_s else "expired"
+        return "fresh" if is_fresh else "expired"
 
     def why_stale(self, cluster: str, kind: str, now_s: float) -> str | None:
         """Why a shard is not fresh, in words; None when it is."""
@@ -120,6 +128,8 @@ class State:
                 return None
             case "unreadable":
                 return self.problems[cluster, kind]
+            case "impossible":
+                return "no scheduler is configured"
             case "missing":
                 return "nothing has been published yet"
         age_s = now_s - self.shards[cluster, kind].deadline_s

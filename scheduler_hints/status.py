@@ -81,7 +81,8 @@ def status_of(state: State, clusters: Sequence[str], kinds: Sequence[str], now_s
 
 def _kind_status(state: State, cluster: str, kind: str, now_s: float, at: datetime) -> KindStatus:
     reason = state.why_stale(cluster, kind, now_s)
-    said = state.nowcast_problems(cluster, kind, at) if reason is not None else None
+    can_come = state.condition(cluster, kind, now_s) != "impossible"
+    said = state.nowcast_problems(cluster, kind, at) if reason is not None and can_come else None
     if said is not None:
         reason = f"{reason}; {said}"
     shard = state.shards.get((cluster, kind))

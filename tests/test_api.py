@@ -761,6 +761,29 @@ def test_ready_once_something_is_fresh_and_says_why_not_before(tmp_path: Path) -
     assert "1 expired" in error(ask(app, "/readyz"), 503, "not_ready")["message"]
 
 
+def test_what_only_a_scheduler_gives_is_not_awaited_where_there_is_none(tmp_path: Path) -> None:
+    publish(tmp_path, "alpha", bottlenecks=[], node_risks=[], jobs=[])
+    publish(tmp_path, "beta", bottlenecks=[])
+    clock = Clock()
+    store = ShardStore(tmp_path, ["alpha", "beta"], without_scheduler=["alpha"], clock=clock)
+    app = create_app(tmp_path, ["alpha", "beta"], store=store)
+    store.refresh()
+    # Four of beta's five kinds are missing; of alpha's, none that could be there.
+    assert ask(app, "/readyz").json() == {"status": "ready", "fresh_shards": 4, "stale_shards": {"missing": 4}}
+    fresh = _metrics(app)["weatherglass_hints_fresh"]
+    of_alpha = {one.labels["kind"]: one.value for one in fresh if one.labels["cluster"] == "alpha"}
+    assert of_alpha == {"bottlenecks": 1.0, "node-risks": 1.0, "jobs": 1.0}
+    assert len([one for one in fresh if one.labels["cluster"] == "beta"]) == 5
+    kinds = ask(app, "/v1/status").json()["clusters"]["alpha"]["kinds"]
+    for kind in ("backfill-windows", "reservation-plans"):
+        assert kinds[kind]["reason"] == "no scheduler is configured"
+        said = error(ask(app, f"/v1/{kind}", "cluster=alpha"), 503, "stale")["message"]
+        assert said == f"no fresh {kind}; alpha: no scheduler is configured. Go on as without hints"
+        assert "ask again" in error(ask(app, f"/v1/{kind}"), 503, "stale")["message"]  # beta may have some later
+    clock.ahead_s = 100  # what can be there is awaited still
+    assert {one.value for one in _metrics(app)["weatherglass_hints_fresh"]} == {0.0}
+
+
 def test_a_further_condition_can_hold_readiness_back(tmp_path: Path) -> None:
     publish(tmp_path)
     app = make(tmp_path, readiness=lambda: "the store is being moved")
