@@ -6,6 +6,7 @@ Where the machine cannot give one, the test is skipped by its name (`conftest.py
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,30 +35,31 @@ def small_disk(tmp_path):
 
 
 @pytest.fixture
-def postgres(tmp_path_factory):
+def postgres():
     """Connection string of a PostgreSQL server of its own, on a free loopback port."""
     programs = services.require("initdb", "postgres")
-    folder = Path(tmp_path_factory.mktemp("postgres"))
+    # Not in pytest's folder: that one is closed to other users, anew whenever a run begins.
+    folder = Path(tempfile.mkdtemp(prefix="wg-postgres-"))
     prefix = []
     if os.geteuid() == 0:  # the server refuses to run as root
         prefix = [shutil.which("runuser") or "/sbin/runuser", "-u", "postgres", "--"]
-        for parent in folder.relative_to("/").parents:
-            here = Path("/") / parent
-            if not here.stat().st_mode & 0o001:
-                here.chmod(here.stat().st_mode | 0o011)
         shutil.chown(folder, "postgres", "postgres")
     port, data = services.free_port(), folder / "data"
-    subprocess.run(
-        [*prefix, programs["initdb"], "-D", data, "-A", "trust", "-U", "weatherglass", "--no-sync"],
-        check=True, capture_output=True, cwd=folder,
-    )  # fmt: skip
-    server = services.Process(
-        [*prefix, programs["postgres"], "-D", data, "-p", str(port), "-F", "-k", folder,
-         "-c", "listen_addresses=127.0.0.1"],
-        folder.parent / f"{folder.name}.log", cwd=folder,
-    )  # fmt: skip
     try:
-        server.wait_until(lambda: "ready to accept connections" in server.tail(), 30, "PostgreSQL up")
-        yield f"host=127.0.0.1 port={port} user=weatherglass dbname=postgres"
+        done = subprocess.run(
+            [*prefix, programs["initdb"], "-D", data, "-A", "trust", "-U", "weatherglass", "--no-sync"],
+            capture_output=True, text=True, cwd=folder, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        server = services.Process(
+            [*prefix, programs["postgres"], "-D", data, "-p", str(port), "-F", "-k", folder,
+             "-c", "listen_addresses=127.0.0.1"],
+            folder / "postgres.log", cwd=folder,
+        )  # fmt: skip
+        try:
+            server.wait_until(lambda: "ready to accept connections" in server.tail(), 60, "PostgreSQL up")
+            yield f"host=127.0.0.1 port={port} user=weatherglass dbname=postgres"
+        finally:
+            server.stop()
     finally:
-        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
