@@ -260,17 +260,36 @@ def run_slurm_agent(settings: Settings, mode: str | None, once: bool) -> None:
     from scheduler_hints.slurm_agent import run
 
     agent = build_agent(settings, mode)
+    if (missing := _without_slurm(settings)) is not None:
+        log.warning("%s: the agent can only say what the plans are, nothing is asked about nodes and jobs", missing)
     if once:
         agent.step()
+        print(f"{agent.cluster}: {agent.in_words()}")
         agent.close()
         return
     run(agent, settings.slurm_agent.period_s, _stop_event())
 
 
 def release_leases(settings: Settings) -> None:
-    """Remove every lease of the agent; those in which jobs run stay and end by themselves, and are named."""
-    for name in build_agent(settings, "reserve").release_all():
+    """Remove every lease of the agent; those in which jobs run stay and end by themselves, and are named.
+
+    Raises:
+        CommandError: The cluster has no Slurm.
+    """
+    if (missing := _without_slurm(settings)) is not None:
+        raise CommandError(f"{missing}: there are no leases to release")
+    kept = build_agent(settings, "reserve").release_all()
+    for name in kept:
         print(f"{name} stays: jobs run in it; it ends by itself")
+    if not kept:
+        print("no lease is left")
+
+
+def _without_slurm(settings: Settings) -> str | None:
+    """That the agent's cluster has no Slurm, in words; None: it has."""
+    name = one_cluster(settings, settings.slurm_agent.cluster or None)
+    jobs = settings.clusters[name].jobs
+    return None if jobs == "slurm" else f"cluster {name} has no Slurm (jobs = {jobs!r})"
 
 
 def build_agent(settings: Settings, mode: Any = None) -> Any:

@@ -19,10 +19,17 @@ _MAX_EXPIRY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class PlansAnswer:
-    """Reservation plans as fetched: items of that shape, or dicts of it, and how long they may be believed, s."""
+    """Reservation plans as fetched.
+
+    Attributes:
+        items: Of that shape, or dicts of it.
+        expires_in_s: How long they may be believed, s; 0: not at all.
+        problem: Why not, in words.
+    """
 
     items: Sequence[Any]
     expires_in_s: float
+    problem: str = ""
 
 
 class HintsClient(Protocol):
@@ -37,10 +44,15 @@ def fetch_from(client: HintsClient, cluster: str) -> Callable[[], PlansAnswer]:
 
     def fetch() -> PlansAnswer:
         answer = client.reservation_plans(cluster=cluster)
-        fresh_s = 0.0 if cluster in answer.stale_shards else client.expires_in_s(answer)
-        return PlansAnswer(answer.items, fresh_s)
+        if cluster in answer.stale_shards:
+            return PlansAnswer(answer.items, 0.0, f"the plans of {cluster} are stale")
+        return PlansAnswer(answer.items, client.expires_in_s(answer), answer.problem or "")
 
     return fetch
+
+
+class _NoAnswerError(Exception):
+    """The answer holds for no time that can be believed."""
 
 
 class PlanFeed:
@@ -74,10 +86,12 @@ class PlanFeed:
             answer = self._fetch()
             fresh_s = float(answer.expires_in_s)
             if not 0 < fresh_s <= _MAX_EXPIRY_S:
-                raise ValueError(f"an answer that expires in {fresh_s:g} s")
+                odd = f"the answer of the hints API says that it holds for {fresh_s:g} s"
+                raise _NoAnswerError(answer.problem or ("the answer had expired" if fresh_s == 0 else odd))
             plans, garbage = _read(answer.items)
         except Exception as error:  # whatever is wrong with the API is an outage to us, and never one of the scheduler
-            self.problem = f"{type(error).__name__}: {error}"
+            is_ours = type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
+            self.problem = str(error) if is_ours else f"{type(error).__name__}: {error}"
         else:
             self.plans, self.garbage, self.problem = plans, garbage, ""
             # Counted from before the question was asked: never longer than the API meant.

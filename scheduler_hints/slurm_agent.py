@@ -166,6 +166,16 @@ class SlurmAgent:
         except SlurmError as error:
             self._ledger.say("slurm", "error", str(error))
 
+    def in_words(self) -> str:
+        """How it stands after a round: `hints are fresh: 1 plan, 1 lease`, or why nothing is done."""
+        if not self._feed.is_fresh():
+            return f"no fresh hints, nothing is done: {self._feed.problem or 'they have expired'}"
+        plans, leases = len(self._feed.plans), len(self.leases)
+        kind = "lease" if self.mode == "reserve" else "lease that would stand"
+        kinds = "leases" if self.mode == "reserve" else "leases that would stand"
+        told = f"{plans} plan{'' if plans == 1 else 's'}, {leases} {kind if leases == 1 else kinds}"
+        return f"hints are fresh: {told}{'' if plans or leases else '; nothing to do'}"
+
     def release_all(self) -> list[str]:
         """Remove every lease of an agent on this Slurm, whoever made it, at an operator's word.
 
@@ -196,8 +206,9 @@ class SlurmAgent:
 
     def close(self) -> None:
         """Record the end. Leases stay: they end by themselves, and an agent that starts again takes them up."""
-        left = ", ".join(sorted(name for name, lease in self.leases.items() if lease.is_real)) or "none"
-        self._ledger.put("stop", is_applied=False, reason=f"stopped; leases left to end by themselves: {left}")
+        left = ", ".join(sorted(name for name, lease in self.leases.items() if lease.is_real))
+        told = f"leases left to end by themselves: {left}" if left else "no lease is left"
+        self._ledger.put("stop", is_applied=False, reason=f"stopped; {told}")
 
     # --- leases there are -----------------------------------------------------------------------------------
 

@@ -120,7 +120,9 @@ class Ledger:
     def put(self, action: str, *, is_applied: bool, reason: str, **facts: Any) -> None:
         """Record a decision; arguments as of `action_rows`."""
         level = logging.WARNING if action in ("error", "breaker-open") else logging.INFO
-        log.log(level, "%s%s: %s %s", action, "" if is_applied else " (not applied)", reason, facts)
+        told = "".join(f"; {name}: {', '.join(map(str, sorted(fact))) if isinstance(fact, frozenset) else fact}"
+                       for name, fact in facts.items())  # fmt: skip
+        log.log(level, "%s%s: %s%s", action, "" if is_applied else " (not applied)", reason, told)
         rows = action_rows(self._clock(), self._cluster, action, is_applied=is_applied, reason=reason, **facts)
         self._waiting = (self._waiting + rows)[:_MAX_WAITING]
         self.flush()

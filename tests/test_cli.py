@@ -103,6 +103,18 @@ def test_an_unknown_cluster_is_named_beside_those_there_are(run):
     assert "clusters: a" in done.stderr
 
 
+def test_a_cluster_without_slurm_has_no_leases_and_the_agent_says_so(run, tmp_path, free_port):
+    config = f'state_dir = "{tmp_path}/s"\napi.port = {free_port()}\n[clusters.a]\njobs = "none"\n'
+    released = run("slurm-agent", "release", config=config)
+    assert released.returncode == 1
+    assert released.stderr == ("weatherglass: cluster a has no Slurm (jobs = 'none'): there are no leases to release\n")
+    done = run("slurm-agent", "--once", config=config)
+    assert done.returncode == 0
+    assert "WARNING pipelines.compose: cluster a has no Slurm (jobs = 'none'): the agent can only say" in done.stderr
+    assert done.stdout.startswith("a: no fresh hints, nothing is done: http://127.0.0.1:")
+    assert "Error" not in done.stdout
+
+
 def test_a_source_that_is_down_is_one_and_says_where(run, tmp_path, free_port):
     url = f"http://127.0.0.1:{free_port()}"
     config = f'state_dir = "{tmp_path}/s"\n[clusters.a]\nprometheus_url = "{url}"\njobs = "none"\n'

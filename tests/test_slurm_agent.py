@@ -20,6 +20,7 @@ from pipelines.sources import SourceError
 from pipelines.sources.slurm_budget import Budget as Requests
 from pipelines.sources.slurm_budget import Price
 from pipelines.sources.slurm_share import AgentShare
+from scheduler_hints.client import Answer
 from scheduler_hints.plan_feed import PlanFeed, PlansAnswer, fetch_from
 from scheduler_hints.schema import ReservationPlan
 from scheduler_hints.slurm_agent import AgentError, SlurmAgent, run
@@ -152,6 +153,7 @@ def test_a_client_whose_cluster_is_stale_gives_nothing():
     class Answer:
         items = (plan(),)
         stale_shards = ("alpha",)
+        problem = None
 
     class Client:
         def reservation_plans(self, **parameters: Any) -> Answer:
@@ -217,6 +219,42 @@ def test_outages_are_said_once_and_their_end_too():
     agent.step()
     assert said(rows) == [("no-hints", False), ("hints-back", False)]
     assert "no route" in rows[0]["reason"]
+
+
+def test_an_outage_is_said_in_the_words_of_the_client(caplog):
+    rows: list[dict] = []
+
+    class Client:
+        answer = Answer(is_fresh=False, problem="http://127.0.0.1:8700/v1/reservation-plans: Connection refused")
+
+        def reservation_plans(self, **_: Any) -> Answer:
+            return self.answer
+
+        def expires_in_s(self, answer: Answer) -> float:
+            return answer.deadline_s
+
+    agent = SlurmAgent("alpha", fetch_from(Client(), "alpha"), None, audit=rows.append)
+    with caplog.at_level("INFO"):
+        agent.step()
+        assert rows[0]["reason"] == f"nothing is done until hints are fresh; {Client.answer.problem}"
+        assert agent.in_words() == f"no fresh hints, nothing is done: {Client.answer.problem}"
+        Client.answer = Answer(is_fresh=False)
+        agent.step()
+        assert rows[1]["reason"] == "nothing is done until hints are fresh; the answer had expired"
+        agent.close()
+    assert rows[-1]["reason"] == "stopped; no lease is left"
+    assert "{}" not in caplog.text
+    assert "Error" not in caplog.text
+
+
+def test_a_round_can_be_told_in_words():
+    source = Source()
+    agent = advisor(source, [], Time())
+    agent.step()
+    assert agent.in_words() == "hints are fresh: 0 plans, 0 leases that would stand; nothing to do"
+    source.items = [plan()]
+    agent.step()
+    assert agent.in_words() == "hints are fresh: 1 plan, 1 lease that would stand"
 
 
 def test_run_stops_and_says_what_it_leaves():
