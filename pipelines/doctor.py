@@ -65,7 +65,7 @@ def check_store(settings: Settings) -> Iterator[Finding]:
     store = open_store(settings)
     try:
         for name, is_ok, message in store.check():
-            yield Finding(f"store: {name}", is_ok, message)
+            yield Finding(f"store: {name.removeprefix('store ')}", is_ok, message)
     finally:
         store.close()
 

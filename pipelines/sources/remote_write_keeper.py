@@ -107,7 +107,6 @@ class Keeper:
             self._fail(str(error).removeprefix(f"{self.address.cluster}: "))
             raise SourceError(f"{self.address.cluster}: {self.problem}") from None
         if self._down_at is not None:
-            log.info("%s: the receiver of remote-write listens again on port %d", self.address.cluster, self.port)
             self._down_at = None
         self._say()
         return found
@@ -154,6 +153,9 @@ class Keeper:
         self._intake, self._files = intake, files
         self.port, self.started_s, self.problem = self._receiver.port, time.time(), None
         self._last, self._written_s = self._receiver.instance, -_WRITE_EVERY_S
+        log.info(
+            "%s: the receiver of remote-write listens on %s", self.address.cluster, self.address.base_url(self.port)
+        )
         return intake
 
     def _renew(self, files: FilesState) -> None:
