@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from pipelines.importing import import_files
 from pipelines.imports import KINDS, ImportingError
 from pipelines.imports.scratch import PREFIX, clear_leftovers, scratch_folder, writing
+from pipelines.imports.staging import Staging
 from pipelines.imports.targets import ParquetTarget, check_output
 from weatherglass import cli
 
@@ -99,6 +100,20 @@ def test_interrupted(tmp_path: Path) -> None:
     assert process.communicate() == ("", "weatherglass: interrupted; nothing was written\n")
     assert process.returncode == 130
     assert list(out.iterdir()) == []
+
+
+def test_interrupted_in_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Staging, table: str) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Query interrupted") from error  # what DuckDB makes of it
+
+    monkeypatch.setattr(Staging, "slices", interrupted)
+    jobs = many_jobs(tmp_path / "a.swf", 3)
+    done = call("swf", jobs, "--cluster", "c", "--out", tmp_path / "o.parquet")
+    assert (done.exit_code, done.output) == (130, "weatherglass: interrupted; nothing was written\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.swf"]
 
 
 def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
