@@ -1,5 +1,7 @@
 """Ingest: windows from the mark, outages, late and impossible samples, jobs that change and vanish, what is derived."""
 
+from datetime import timedelta
+
 import polars as pl
 import pytest
 
@@ -7,6 +9,7 @@ from pipelines.derive import derive_hours, derive_minutes
 from pipelines.faults import derive_faults
 from pipelines.ingest import ingest_telemetry
 from pipelines.job_history import (
+    MARK,
     attribute_whole_nodes,
     consistent_jobs,
     ingest_jobs,
@@ -29,6 +32,8 @@ SAMPLE_TABLES = ("raw_gpu_samples", "core_gpu_samples", "core_node_samples", "co
 @pytest.fixture
 def store(tmp_path):
     with open_store(tmp_path) as opened:
+        # A first run of jobs reads thirty days in as many transactions; two will do here.
+        opened.transact(lambda w: w.set_mark("alpha", MARK, START - timedelta(days=2)))
         yield opened
 
 
