@@ -24,7 +24,7 @@ DEVICE_LABELS = ("device", "interface")
 PORT_LABELS = ("port", "local_port")
 JOB_LABELS = ("hpc_job", "job_id", "slurm_job_id", "slurm_jobid", "jobid")
 # Series of a link, a switch or a CPU are not series of a GPU, though they carry its label.
-_OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore", "peer_gpu")
+_OTHER_ENTITIES = frozenset(("nvlink", "nvswitch", "cpu", "cpucore", "peer_gpu"))
 _EXPORTED = "exported_"
 _FABRIC_NAME = "local_name"  # of a port as the subnet manager describes it: `n1 mlx5_0`
 _BARE_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -75,13 +75,21 @@ def board_facts(labels: Mapping[str, str]) -> tuple[str | None, ...]:
     return tuple(_first(labels, names) or None for names in BOARD_LABELS)
 
 
+@functools.cache
+def _renamed(name: str) -> str:
+    return _EXPORTED + name
+
+
 def _label(labels: Mapping[str, str], name: str) -> str:
     """A label as the exporter gave it: when Prometheus has one of that name of its own, it renames the exporter's."""
-    return labels.get(_EXPORTED + name) or labels.get(name, "")
+    return labels.get(_renamed(name)) or labels.get(name, "")
 
 
 def _first(labels: Mapping[str, str], names: Iterable[str]) -> str:
-    return next((text for name in names if (text := _label(labels, name))), "")
+    for name in names:  # plain loops here and below: each label set of a large cluster passes through them
+        if text := labels.get(_renamed(name)) or labels.get(name):
+            return text
+    return ""
 
 
 def node_name(labels: Mapping[str, str]) -> str:
@@ -125,7 +133,7 @@ def identify(metric: Metric, labels: Mapping[str, str], node: str = "", lane: in
         The identity; None when the series is not of the metric's kind of entity, does not match its `where`, or no
         label tells the node, link or port. Health and links belong to the whole GPU: they have no job and instance.
     """
-    if any(not _pattern(pattern).search(_label(labels, label)) for label, pattern in metric.where):
+    if metric.where and any(not _pattern(pattern).search(_label(labels, label)) for label, pattern in metric.where):
         return None
     fabric = labels.get(_FABRIC_NAME, "").split() if metric.entity == "port" else []
     node = (short_host(fabric[0]) if fabric else "") or node or node_name(labels)
@@ -142,7 +150,8 @@ def identify(metric: Metric, labels: Mapping[str, str], node: str = "", lane: in
         lane = _link(labels) if lane is None else lane
         gpu = None if lane is None else _gpu(metric, labels, node)
         return None if gpu is None else Identity(node, gpu[0], None, "", link=lane)
-    gpu = None if any(labels.get(label) for label in _OTHER_ENTITIES) else _gpu(metric, labels, node)
+    is_other = not _OTHER_ENTITIES.isdisjoint(labels) and any(labels.get(label) for label in _OTHER_ENTITIES)
+    gpu = None if is_other else _gpu(metric, labels, node)
     if gpu is None:
         return None
     if metric.entity == "health":
@@ -156,8 +165,15 @@ def _link(labels: Mapping[str, str]) -> int | None:
 
 
 def _gpu(metric: Metric, labels: Mapping[str, str], node: str) -> tuple[str, int | None] | None:
-    index = next((int(text) for name in INDEX_LABELS if _INDEX.fullmatch(text := _label(labels, name))), None)
-    uuid = next((text for name in UUID_LABELS if _is_id(text := _label(labels, name))), "")
+    index, uuid = None, ""
+    for name in INDEX_LABELS:
+        if (text := _label(labels, name)) and _INDEX.fullmatch(text):
+            index = int(text)
+            break
+    for name in UUID_LABELS:
+        if (text := _label(labels, name)) and _is_id(text):
+            uuid = text
+            break
     if metric.name.startswith(SMI) and _BARE_UUID.fullmatch(uuid):
         uuid = f"GPU-{uuid}"  # nvidia_gpu_exporter strips the prefix that everyone else keeps
     if not uuid:

@@ -14,7 +14,8 @@ import polars as pl
 
 from features.metrics import DEFAULT, MetricTable
 from pipelines.sources import Fetched, empty_frame, gpu_frame, node_frame
-from pipelines.sources.remote_write_series import USELESS, Series
+from pipelines.sources.remote_write_bulk import BulkSeries
+from pipelines.sources.remote_write_series import USELESS
 from pipelines.sources.sample_log import Chunk, SampleLog
 from pipelines.sources.series import Samples
 from pipelines.sources.wide import Frames, to_frames
@@ -33,7 +34,7 @@ class LogReader:
 
     def __init__(self, name: str, folder: Path, table: MetricTable = DEFAULT) -> None:
         self._name, self._log = name, SampleLog(folder)
-        self._table, self._series = table, Series(table)
+        self._table, self._series = table, BulkSeries(table)
         self._numbers: dict[int, np.ndarray] = {}  # epoch → our number of each of its series
         self._offsets: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -66,7 +67,7 @@ class LogReader:
     def _learn(self) -> None:
         epochs = self._log.epochs()
         if any(epoch not in epochs for epoch in self._numbers):  # pruned: their series may have ended
-            self._series, self._numbers, self._offsets = Series(self._table), {}, {}
+            self._series, self._numbers, self._offsets = BulkSeries(self._table), {}, {}
         for epoch in epochs:
             theirs, labels, self._offsets[epoch] = self._log.series_columns(epoch, self._offsets.get(epoch, 0))
             if not len(theirs):

@@ -7,7 +7,7 @@ label sets would be half a gigabyte. Two of a million series share one with a ch
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,6 @@ from features.exporters.nvidia_smi import SMI
 from pipelines.sources.remote_write_wire import (
     FULL,
     SHORT,
-    cut_name,
     metric_name,
     parse_labels,
     parse_series,
@@ -70,8 +69,6 @@ class Series:
         self._wanted: dict[bytes, str] = {name.encode(): name for name in (*table.variants, UP)}
         self._same: dict[bytes, _Labels] = {}
         self._plain = _plain_names(self.index)
-        self._plain_bytes = {name.encode(): ids for name, ids in self._plain.items()}
-        self._same_kinds: dict[bytes, dict[str, int]] = {}
         self._scrape_jobs: set[str] = set()
         self._nodes: dict[tuple[str, str], str] = {}
         self._ups: list[tuple[int, dict[str, str]]] = []
@@ -191,63 +188,29 @@ class Series:
         if text == UP:
             self._ups.append((len(self), by_name))
             return self._next(-1, -1)
-        ids = self.index.add(None, text, by_name, found.node, job)
+        ids = self._resolve(text, by_name, found.node, job)
         if ids is None:
             return USELESS
         if plain is not None:
             found.entities[plain[1]] = ids[1]
-            kind, _, rest_of_kind = plain[1].partition(" ")
-            if kind == "gpu":
-                found.entities.setdefault(f"health {rest_of_kind}", self.index.whole(ids[1]))
+        return self._next(*ids)
+
+    def _resolve(self, name: str, labels: dict[str, str], node: str, job: str) -> tuple[int, int] | None:
+        ids = self.index.add(None, name, labels, node, job)
+        if ids is None:
+            return None
         entity = self.index.entities[ids[1]]
         if entity.gpu_uuid:
             self._scrape_jobs.add(job)
-            target = (job, by_name.get("instance", ""))
+            target = (job, labels.get("instance", ""))
             if self._nodes.setdefault(target, entity.node) != entity.node:
                 self._nodes[target] = ""  # one instance speaks of several nodes
-        return self._next(*ids)
+        return ids
 
     def _next(self, name: int, entity: int) -> int:
         self._name_ids.append(name)
         self._entity_ids.append(entity)
         return len(self._name_ids) - 1
-
-    def add_all(self, labels: Sequence[bytes]) -> list[int]:
-        """Numbers of many series, as `add` gives them one by one but for `new`: in a tenth of the time.
-
-        Args:
-            labels: Of series of any metrics, as bytes.
-
-        Raises:
-            WireError: Some cannot be read.
-        """
-        out: list[int] = []
-        numbers, plain, same = self._numbers, self._plain_bytes, self._same_kinds
-        names, entities = self._name_ids, self._entity_ids
-        for one in labels:
-            key = hash(one)
-            number = numbers.get(key)
-            if number is None:
-                cut = cut_name(one)
-                known = plain.get(cut[0]) if cut is not None else None
-                if cut is None or known is None:
-                    number = self._learn(one)
-                else:
-                    kinds = same.get(cut[1])
-                    entity = None if kinds is None else kinds.get(known[1])
-                    if entity is None:
-                        number = self._learn(one)
-                        if (found := self._same.get(cut[1])) is not None:
-                            found.entities.update(kinds or {})
-                            same[cut[1]] = found.entities
-                    else:
-                        number = len(names)
-                        names.append(known[0])
-                        entities.append(entity)
-                numbers[key] = number
-            out.append(number)
-        same.clear()
-        return out
 
     def settle(self) -> None:
         """Resolve `up` series of scrape jobs that are known by now to bring GPUs, as the Prometheus reader does."""

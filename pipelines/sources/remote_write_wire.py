@@ -21,7 +21,7 @@ STALE_BITS = np.uint64(0x7FF0000000000002)
 # Sample of 16 bytes: its tag and size, a double, a time of six varint bytes (years 1971 to 2109). A value of zero is
 # left out by protobuf's rules, and seven bytes remain.
 FULL, SHORT = 18, 9
-_NAME_TAG = b"\x0a\x08__name__\x12"
+NAME_TAG = b"\x0a\x08__name__\x12"
 _TIME_SHIFTS = np.int64(1) << (7 * np.arange(6, dtype=np.int64))
 
 
@@ -135,30 +135,17 @@ def tails(series: list[bytes], size: int) -> Tails:
 
 def metric_name(series: bytes) -> bytes | None:
     """Name of the metric without taking the series apart; None when it is not found in a simple way."""
-    at = series.find(_NAME_TAG)
+    at = series.find(NAME_TAG)
     if at < 0:
         return None
-    at += len(_NAME_TAG)
+    at += len(NAME_TAG)
     size = series[at] if at < len(series) else 0x80
     return series[at + 1 : at + 1 + size] if size < 0x80 else None
 
 
-def cut_name(labels: bytes) -> tuple[bytes, bytes] | None:
-    """Name of the metric and the labels without it, as `metric_name` and `without_name`; None when it is not simple."""
-    at = labels.find(_NAME_TAG)
-    begin = at + len(_NAME_TAG) + 1
-    if at < 2 or begin > len(labels):
-        return None
-    end = begin + labels[begin - 1]
-    # The label's own tag and size stand before it: both of one byte, and the size is that of what was found.
-    if labels[at - 2] != 0x0A or labels[at - 1] != end - at or end - at > 0x7F:
-        return None
-    return labels[begin:end], labels[: at - 2] + labels[end:]
-
-
 def without_name(labels: bytes, name: bytes) -> bytes:
     """Labels as bytes, the metric's name cut out: equal for the metrics of one GPU on one target."""
-    whole = _NAME_TAG + bytes([len(name)]) + name
+    whole = NAME_TAG + bytes([len(name)]) + name
     return labels.replace(bytes([0x0A, len(whole)]) + whole, b"", 1) if len(whole) < 0x80 else labels
 
 

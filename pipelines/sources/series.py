@@ -71,6 +71,7 @@ class Index:
         self.entities: list[Entity] = []
         self.counters: dict[tuple[int, int], Counter] = {}
         self._boards: dict[tuple[str, str], tuple[str | None, ...]] = {}
+        self._told: pl.DataFrame | None = None  # the same as a frame, until something is learned
         self._ids: dict[Entity, int] = {}
         self._known: dict[object, tuple[int, int] | None] = {}
 
@@ -105,6 +106,7 @@ class Index:
                 if variant.entity == "gpu" and any(facts := board_facts(labels)):
                     known = self._boards.get(identity[:2], facts)
                     self._boards[identity[:2]] = tuple(map(_either, facts, known))
+                    self._told = None
                 break
         self._known[key] = resolved
         return resolved
@@ -118,12 +120,11 @@ class Index:
         Returns:
             Rows of `core_boards`, one a GPU of which something is known, at the time of its first row.
         """
-        told = pl.DataFrame(
-            [(*board, *facts) for board, facts in self._boards.items()],
-            schema=dict.fromkeys(("node", "gpu_uuid", *BOARD_FACTS), pl.String),
-            orient="row",
-        )
-        return boards_at(gpu, told)
+        if self._told is None:
+            names = ("node", "gpu_uuid", *BOARD_FACTS)
+            columns = [*zip(*self._boards, strict=True), *zip(*self._boards.values(), strict=True)] or [()] * len(names)
+            self._told = pl.DataFrame(pl.Series(name, one, pl.String) for name, one in zip(names, columns, strict=True))
+        return boards_at(gpu, self._told)
 
     def whole(self, number: int) -> int:
         """Entity of the health of a GPU, by an entity of the GPU itself."""
@@ -140,6 +141,7 @@ class Index:
         """After a read that met `met` series: forget everything when most of what is known is gone."""
         if len(self._known) > 1000 and len(self._known) > 3 * met:
             self.entities, self._ids, self._known, self.counters, self._boards = [], {}, {}, {}, {}
+            self._told = None
 
 
 def boards_at(gpu: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
