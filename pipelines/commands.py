@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from pipelines.compose import CommandError, clusters_of, one_cluster, open_store
 from pipelines.settings import Settings
-from pipelines.words import counted, finding, with_name, without_name
+from pipelines.words import counted, with_name, without_name
 
 TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -146,9 +147,11 @@ def ingest_once(settings: Settings, cluster: str | None, since: timedelta | None
     Raises:
         CommandError: A source could not be read; what could be is in the store.
     """
+    print("opening the store …", file=sys.stderr, flush=True)  # what is imported below takes seconds
     from pipelines.backfill import backfill_mark, resume_from
     from pipelines.progress import Progress
     from pipelines.steps import ingest_cluster
+    from pipelines.summary import in_sentences
 
     now = datetime.now(UTC)
     start = None if since is None else now - since
@@ -159,23 +162,11 @@ def ingest_once(settings: Settings, cluster: str | None, since: timedelta | None
             if start is not None and (at := resume_from(store.mark(name, backfill), start)) != start:
                 print(f"{name}: goes on at {at:%Y-%m-%d %H:%M} UTC, where it was interrupted", flush=True)
             with Progress(name, "rows") as progress:
-                report = ingest_cluster(store, settings, name, now, start, backfill=backfill, progress=progress)
-            telemetry, jobs = report.telemetry, report.jobs
-            until = (
-                "no samples were read"
-                if telemetry.mark is None or (telemetry.error and not telemetry.windows)
-                else f"all samples before {telemetry.mark:%Y-%m-%d %H:%M:%S} UTC are in the store"
-            )
-            samples = telemetry.rows.get("core_gpu_samples", 0)
-            what = (counted(telemetry.windows, "window"), counted(samples, "sample"))
-            print(f"{name}: {', '.join(what)}, {counted(jobs.core_rows, 'changed job')}; {until}")
-            findings = {**telemetry.findings, **jobs.findings}
-            findings.pop("partial", None)  # what was partial is quoted below
-            for reason, count in sorted(findings.items()):
-                print(f"  {finding(reason, count)}")
-            told = report.scheduler.warnings if report.scheduler is not None else []
-            for warning in dict.fromkeys([*telemetry.warnings, *jobs.warnings, *told]):
-                print(f"  partial: {without_name(name, warning)}")
+                report = ingest_cluster(
+                    store, settings, name, now, start, backfill=backfill, progress=progress, stage=progress.stage
+                )
+            for sentence in in_sentences(report):
+                print(sentence, flush=True)
             errors += [with_name(name, error) for error in report.errors]
     _fail(errors)
 

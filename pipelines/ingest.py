@@ -30,7 +30,7 @@ from pipelines.job_history import attribute_whole_nodes, running_jobs
 from pipelines.settings import IngestSettings
 from pipelines.slots import write_boards
 from pipelines.sources import Fetched, SourceError, TelemetrySource
-from pipelines.spans import DERIVED_MARKS, TELEMETRY_MARK, due_windows
+from pipelines.spans import DERIVED_MARKS, TELEMETRY_MARK, due_windows, floor_time
 from pipelines.store import Store, Writer
 from pipelines.words import with_name
 
@@ -57,6 +57,10 @@ class Ingested:
         warnings: What sources said of partial answers.
         mark: Everything before this is in the store; None: nothing has been read yet.
         lag_s: Present time minus mark, seconds.
+        begin: Where the first window began that was committed; None: there was none.
+        next_end: Where the window ends that is due next.
+        next_at: When it can be read.
+        waits_for: What its source waits for before that, in words; empty: nothing beyond its usual lag.
         error: Why it stopped before the newest window; None: it did not.
     """
 
@@ -67,6 +71,10 @@ class Ingested:
     warnings: list[str] = field(default_factory=list)
     mark: datetime | None = None
     lag_s: float | None = None
+    begin: datetime | None = None
+    next_end: datetime | None = None
+    next_at: datetime | None = None
+    waits_for: str = ""
     error: str | None = None
 
 
@@ -113,12 +121,13 @@ def ingest_telemetry(
     for span, fetched in _fetched(source, plan):
         if isinstance(fetched, SourceError):
             report.error = str(fetched)
-            log.warning("%s: nothing is lost, the mark stays where it is", with_name(cluster, report.error))
+            log.debug("%s: nothing is lost, the mark stays where it is", with_name(cluster, report.error))
             break
         window = Window(cluster, span.read_from, span.begin, span.end, fetched, now)
         is_again = mark is not None and span.end <= mark
         written = _ingest_window(store, window, None if is_again else span.end, report, backfill)
         report.windows += span.windows
+        report.begin = report.begin or span.begin
         plan.learn(written, span.windows)
         if progress is not None:
             progress(report.windows, len(windows), written)
@@ -127,6 +136,11 @@ def ingest_telemetry(
             store.transact(lambda w: w.set_mark(cluster, backfill, FINISHED))
     report.mark = store.mark(cluster, TELEMETRY_MARK)
     report.lag_s = (now - report.mark).total_seconds() if report.mark else None
+    if report.mark is not None:
+        step = timedelta(seconds=settings.window_s)
+        report.next_end = floor_time(report.mark, step) + step
+        report.next_at = report.next_end + timedelta(seconds=max(settings.lag_s, source.watermark_lag_s))
+        report.waits_for = getattr(source, "waits_for", "")
     return report
 
 

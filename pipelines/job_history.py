@@ -36,7 +36,10 @@ class Readable(Protocol):
 
 @dataclass
 class JobsIngested:
-    """What one run did for the jobs and nodes of one cluster; attributes as of `ingest.Ingested`."""
+    """What one run did for the jobs and nodes of one cluster; attributes as of `ingest.Ingested`.
+
+    `notes` say what an operator may wonder about although nothing is wrong.
+    """
 
     cluster: str
     raw_rows: int = 0
@@ -46,6 +49,7 @@ class JobsIngested:
     warnings: list[str] = field(default_factory=list)
     vanished: int = 0
     findings: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     mark: datetime | None = None
     lag_s: float | None = None
     error: str | None = None
@@ -79,6 +83,7 @@ def ingest_jobs(
     report = JobsIngested(cluster)
     mark = store.mark(cluster, MARK)
     start = since or (mark and mark - _OVERLAP) or now - timedelta(seconds=max(first_history_s, _FIRST_DAYS * 86_400))
+    first = start
     try:
         while start < now:
             end = min(start + _CHUNK, now)
@@ -88,6 +93,9 @@ def ingest_jobs(
         _ingest_nodes(store, live.nodes, cluster, now, report)
         _ingest_states(store, live.states, cluster, now, report)
         report.warnings += live.warnings
+        said = getattr(source, "nothing_since", None)
+        if said is not None and (note := said(first)) is not None:
+            report.notes.append(note)
     except SourceError as error:
         report.error = str(error)
     report.mark = store.mark(cluster, MARK)

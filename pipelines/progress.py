@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, now and then a line in a log. Nothing for what is soon over.
+"""Progress of long work: what is begun, a bar on a terminal, now and then a line in a log. Short work has no bar.
 
 Only how it is shown; the work calls it after each part.
 """
@@ -63,6 +63,15 @@ class Progress:
         self._bar.label = f"{self._label}  {text}"
         self._bar.update(done - self._shown)
         self._shown = done
+
+    def stage(self, what: str) -> None:
+        """Say what is begun, so that no work is silent for long; a bar that is shown ends before.
+
+        Args:
+            what: As `reading samples`.
+        """
+        self.close()
+        print(f"{self._label}: {what} …", file=self._stream, flush=True)
 
     def close(self) -> None:
         """Leave the line of the bar."""

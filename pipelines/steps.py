@@ -148,6 +148,7 @@ def ingest_cluster(
     *,
     backfill: str = "",
     progress: Callable[[int, int, int], None] | None = None,
+    stage: Callable[[str], None] = lambda _: None,
 ) -> ClusterIngested:
     """Everything that ingest does for one cluster, in order.
 
@@ -159,6 +160,7 @@ def ingest_cluster(
         since: Read again from here on; None: from the marks.
         backfill: Mark under which reading again goes on where it was interrupted; empty: from `since`.
         progress: Told after each window of samples, as of `ingest.ingest_telemetry`.
+        stage: Told in words what is begun.
 
     Raises:
         StoreError: The store cannot be written.
@@ -168,10 +170,14 @@ def ingest_cluster(
             source = stack.enter_context(_jobs_of(settings, cluster))
         except SourceError:
             source = None  # each step tries again, and says so in its report
+        stage("reading jobs and nodes")
         jobs = ingest_jobs_of(store, settings, cluster, now, since, source=source)
+        stage("reading samples")
         samples = ingest_telemetry_of(store, settings, cluster, now, since, backfill=backfill, progress=progress)
         report = ClusterIngested(cluster, jobs, samples)
+        stage("deriving minutes, hours, faults, labels, slots and the GPUs of jobs")
         report.derived = [derive_of(store, settings, cluster, table) for table in DERIVE]
+        stage("reading reservations, limits, priorities and queues")
         report.scheduler = ingest_scheduler_of(store, settings, cluster, now, source=source)
     return report
 

@@ -156,7 +156,8 @@ class _Run:
         if self.is_demo and not self.stopping and self.task("history", _command("demo-history"), 300):
             self.tell("history", "the simulated past is in the store")
         if not self.is_demo and not self.stopping and self.task("ingest", _command("ingest"), 900):
-            self.tell("ingest", self.last_line("ingest"))
+            for line in cluster_lines(self.processes.log_path("ingest").read_text(errors="replace"), self.settings):
+                self.tell("ingest", line)
         if not self.stopping and self.task("publish", _command("publish"), 300):
             self.tell("publish", "forecasts of jobs and nodes are published")
         if self.dagster and not self.stopping:
@@ -165,10 +166,6 @@ class _Run:
             self.tell("retrain", "first models trained; those that beat their baselines are in charge")
             if not self.stopping:
                 self.task("publish", _command("publish"), 300)
-
-    def last_line(self, name: str) -> str:
-        lines = self.processes.log_path(name).read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "done"
 
     def show_an_onset(self) -> None:
         """In the demo something is made to happen soon, so that there is a hint to see: a GPU that warms up."""
@@ -245,6 +242,13 @@ class _Run:
         if stubborn:
             _say(f"  killed after 10 s: {', '.join(stubborn)}")
         _say("Stopped.")
+
+
+def cluster_lines(log: str, settings: Settings) -> list[str]:
+    """What a log says last of each cluster, in lines that begin with its name."""
+    lines = log.splitlines()
+    found = (next((line for line in reversed(lines) if line.startswith(f"{name}: ")), "") for name in settings.clusters)
+    return [line for line in found if line]
 
 
 def run_everything(*, dagster: bool = True) -> int:

@@ -78,6 +78,20 @@ def test_a_terminal_gets_a_bar_that_ends_with_its_line() -> None:
 
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_what_is_begun_after_the_bar_is_said(stream: io.StringIO) -> None:
+    clock = Clock()
+    with Progress("prod", stream=stream, clock=clock) as progress:
+        progress.stage("reading samples")
+        clock.now_s += 61
+        progress(4, 4, 600)
+        progress.stage("deriving minutes")
+        assert stream.getvalue().endswith("\nprod: deriving minutes …\n")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "prod: reading samples …"
+    assert len(lines) >= 3
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
 def test_what_is_soon_over_shows_nothing(stream: io.StringIO) -> None:
     clock = Clock()
     with Progress("prod", stream=stream, clock=clock) as progress:

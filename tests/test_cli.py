@@ -16,11 +16,15 @@ from features.cleaning import REASONS
 from features.vocabulary import conform
 from models.registry import Registry
 from pipelines import commands as commands_module
-from pipelines import retrain, words
+from pipelines import retrain, summary, words
 from pipelines.asset_metadata import figures
 from pipelines.checks import in_words
-from pipelines.job_history import consistent_jobs
+from pipelines.ingest import Ingested
+from pipelines.job_history import JobsIngested, consistent_jobs
 from pipelines.publish import Published
+from pipelines.settings import Cluster, Settings
+from pipelines.steps import ClusterIngested
+from pipelines.supervisor import cluster_lines
 from weatherglass import TASKS, cli
 
 ROOT = Path(__file__).parent.parent
@@ -232,7 +236,70 @@ def test_nothing_to_publish_and_nothing_read_are_said_plainly(run, tmp_path, fre
     read = run("ingest", config=config)
     assert "a: 0 windows, 0 samples, 0 changed jobs; no samples were read" in read.stdout
     assert "\nweatherglass: a: Prometheus at" in f"\n{read.stderr}"
+    assert read.stderr.count("Prometheus at") == 1
     assert "connectionpool" not in read.stderr
+
+
+def test_an_ingest_is_told_in_sentences():
+    at = datetime(2026, 3, 1, 10, 40, tzinfo=UTC)
+
+    def told(jobs=None, **telemetry):
+        report = ClusterIngested("a", jobs or JobsIngested("a"), Ingested("a", **telemetry))
+        return list(summary.in_sentences(report))
+
+    step = {"next_end": at + timedelta(minutes=10), "next_at": at + timedelta(minutes=12)}
+    # The first ingest of a cluster whose newest samples lie in a window that is open still.
+    empty = {"no_samples": 12}
+    assert told(windows=12, findings=empty, mark=at, begin=at - timedelta(hours=2), **step) == [
+        "a: 12 windows, 0 samples, 0 changed jobs; nothing was found between 2026-03-01 08:40:00 and "
+        "2026-03-01 10:40:00 UTC; the next window ends at 10:50:00 and is read from 10:52:00 on"
+    ]
+    assert told(mark=at, **step) == [
+        "a: 0 windows, 0 samples, 0 changed jobs; all samples before 2026-03-01 10:40:00 UTC are in the store; "
+        "the next window ends at 10:50:00 and is read from 10:52:00 on"
+    ]
+    assert told(mark=at, waits_for="does the nowcast run?", **step)[0].endswith("in the store; does the nowcast run?")
+    rows = {"rows": {"core_gpu_samples": 1}, "findings": {"no_samples": 1}, "begin": at - timedelta(minutes=20)}
+    assert told(JobsIngested("a", core_rows=1, notes=["a: old"]), windows=2, mark=at, **rows, **step) == [
+        "a: 2 windows, 1 sample, 1 changed job; all samples before 2026-03-01 10:40:00 UTC are in the store",
+        "  1 window: the window has no sample at all",
+        "  old",
+    ]
+    assert told(error="a: down")[0].endswith("; no samples were read; the next ingest goes on there")
+    assert told(error="a: down", mark=at)[0].endswith(
+        "no samples were read, all before 2026-03-01 10:40:00 UTC are in the store; the next ingest goes on there"
+    )
+
+
+def test_run_tells_what_ingest_did_with_each_cluster():
+    log = "\n".join(
+        ["opening the store …", "a: reading samples …", "a: 2 windows, 1 sample", "  12 values: NaN or infinite",
+         "b: reading samples …", "b: 3 windows, 0 samples", "  1 window: no sample at all"]
+    )  # fmt: skip
+    settings = Settings(clusters={"a": Cluster(jobs="none"), "b": Cluster(jobs="none"), "c": Cluster(jobs="none")})
+    assert cluster_lines(log, settings) == ["a: 2 windows, 1 sample", "b: 3 windows, 0 samples"]
+
+
+def test_jobs_of_long_ago_are_said_to_be_left_out(run, tmp_path):
+    old = datetime(1997, 8, 29, tzinfo=UTC)
+    row = {"job_id": ["1"], "submit_time": [old], "start_time": [old], "end_time": [old], "state": ["COMPLETED"]}
+    path = tmp_path / "jobs.parquet"
+    pl.DataFrame(row).write_parquet(path)
+    trace = tmp_path / "t.parquet"
+    pl.DataFrame({"ts": [old], "node": ["n"], "gpu_uuid": ["g"], "gpu_temp_c": [40.0]}).write_parquet(trace)
+    config = (
+        f'state_dir = "{tmp_path}/s"\n[clusters.a]\ntelemetry = "trace"\ntelemetry_path = "{trace}"\n'
+        f'jobs = "trace"\njobs_path = "{path}"\n'
+    )
+    done = run("ingest", config=config)
+    assert done.returncode == 0, done.stderr
+    assert f"  the newest of 1 job in {path} is of 1997-08-29, and jobs are read from 20" in done.stdout
+    assert f"`weatherglass import jobs {path} --cluster a` reads all" in done.stdout
+    assert "nothing was found between" in done.stdout
+    assert "a: deriving minutes, hours, faults, labels, slots and the GPUs of jobs …" in done.stderr
+    again = run("ingest", config=config)
+    assert "a: 0 windows, 0 samples, 0 changed jobs; " in again.stdout
+    assert "; the next window ends at " in again.stdout
 
 
 def test_a_cluster_is_named_once_in_what_is_said():

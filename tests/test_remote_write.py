@@ -674,6 +674,13 @@ def test_a_silent_receiver_is_not_said_to_have_everything(source: RemoteWriteSou
     assert "heard 25 min ago: mend the receiver first" in found["reachable"][1]
     assert re.match(r"complete only up to .* UTC, 25 min ago: what came since waits at the senders", found["fresh"][1])
     assert "everything" not in str(found)
+    assert re.fullmatch(
+        rf"what was received is whole up to \d\d:\d\d:\d\d only: does the nowcast run, and does Prometheus send to "
+        rf"127.0.0.1:{source.port}\?", source.waits_for
+    )  # fmt: skip
+    state.complete_ms = now_ms()
+    write_state(source.folder, state)
+    assert source.waits_for == ""
 
 
 def test_a_renewed_token_is_taken_up_and_a_broken_one_is_not(tmp_path: Path) -> None:

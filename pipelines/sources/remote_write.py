@@ -89,6 +89,20 @@ class RemoteWriteSource:
             return self._tick_s
         return max(self._tick_s, time.time() - state.complete_ms / 1000)
 
+    @property
+    def waits_for(self) -> str:
+        """Why ingest stays behind the present, in words; empty: it does not."""
+        state = read_state(self.folder)
+        complete_ms = None if state is None else state.complete_ms
+        ask = f"does the nowcast run, and does Prometheus send to {self.host}:{self.port}?"
+        if complete_ms is None:
+            return f"nothing has been received yet: {ask}"
+        if time.time() - complete_ms / 1000 <= 8 * max(self._interval_s, self._tick_s):
+            return ""
+        return (
+            f"what was received is whole up to {datetime.fromtimestamp(complete_ms / 1000, UTC):%H:%M:%S} only: {ask}"
+        )
+
     # --- what ticks -----------------------------------------------------------------------------------------
 
     def latest(self) -> Fetched:

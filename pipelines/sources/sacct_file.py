@@ -33,6 +33,25 @@ def overlapping(jobs: pl.DataFrame, start: datetime, end: datetime) -> pl.DataFr
     return jobs.filter((pl.col("submit_time") < end) & (pl.col("end_time").is_null() | (pl.col("end_time") >= start)))
 
 
+def all_before(jobs: pl.DataFrame, start: datetime, kind: str, path: Path, name: str) -> str | None:
+    """That a file holds jobs, but none since `start`, and how they are read all the same; None: it is not so.
+
+    Args:
+        jobs: All jobs of the file.
+        start: Where reading begins.
+        kind: Kind of import for such a file.
+        path: The file.
+        name: Name of the cluster.
+    """
+    if jobs.is_empty() or not overlapping(jobs, start, datetime.max.replace(tzinfo=UTC)).is_empty():
+        return None
+    newest = jobs.select(pl.max_horizontal("submit_time", "start_time", "end_time").max()).item()
+    return (
+        f"the newest of {counted(len(jobs), 'job')} in {path} is of {newest:%Y-%m-%d}, and jobs are read from "
+        f"{start:%Y-%m-%d %H:%M} UTC on: `weatherglass import {kind} {path} --cluster {name}` reads all"
+    )
+
+
 def _common_prefix(old: str, new: str) -> int:
     """Length of the text that both begin with."""
     low, high = 0, min(len(old), len(new))
@@ -97,6 +116,10 @@ class SacctFile:
         at = datetime.fromtimestamp((self._stamp or (0,))[0] / 1e9, UTC)
         nodes = occupied(read_inventory(self._inventory_path), jobs)
         return LiveJobs(jobs, nodes_frame(nodes, self.name, at), warnings=list(self.warnings))
+
+    def nothing_since(self, start: datetime) -> str | None:
+        """Why no job of the file is read from `start` on, in words; None: some are."""
+        return all_before(self._read(), start, "sacct", self.path, self.name)
 
     def _read(self) -> pl.DataFrame:
         with self._lock:

@@ -15,7 +15,7 @@ from features.vocabulary import GPU_QUANTITIES, NODE_QUANTITIES, TIME, schema
 from pipelines.sources import Fetched, Finding, LiveJobs, SourceError, gpu_frame, node_frame
 from pipelines.sources.inventory import exists, nodes_frame, occupied, read_inventory
 from pipelines.sources.sacct import LIVE_STATES, jobs_schema
-from pipelines.sources.sacct_file import overlapping
+from pipelines.sources.sacct_file import all_before, overlapping
 from pipelines.sources.swf import SwfError, read_swf
 from pipelines.words import counted
 
@@ -144,6 +144,11 @@ class JobsTrace:
             SourceError: The file cannot be read.
         """
         return overlapping(self._jobs, start, end)
+
+    def nothing_since(self, start: datetime) -> str | None:
+        """Why no job of the file is read from `start` on, in words; None: some are."""
+        kind = "swf" if ".swf" in self.path.suffixes else "jobs"
+        return all_before(self._jobs, start, kind, self.path, self.name)
 
     def live(self) -> LiveJobs:
         """Jobs that pend or run in the file, and the nodes.
