@@ -33,13 +33,24 @@ class Finding:
         name: What was looked at.
         is_ok: Whether it is as it should be.
         message: What was seen; for a fault also what to do.
+        is_odd: It works, and something about it is worth a look; the message says what.
         is_skipped: It was not looked at, for something before it is wrong; the message says what.
     """
 
     name: str
     is_ok: bool
     message: str
+    is_odd: bool = False
     is_skipped: bool = False
+
+    @property
+    def word(self) -> tuple[str, int]:
+        """How it is shown in a column of four letters, and the number of its colour on a terminal."""
+        if self.is_skipped:
+            return "skip", 33
+        if not self.is_ok:
+            return "FAIL", 31
+        return ("warn", 33) if self.is_odd else ("ok  ", 32)
 
 
 def check_state(settings: Settings) -> Iterator[Finding]:
@@ -92,9 +103,9 @@ def check_source(settings: Settings, cluster: str, what: str) -> Iterator[Findin
         findings = source.check()
     for name, is_ok, message in findings:
         text = message.removeprefix(f"{cluster}: ")
-        if what == "jobs" and chosen.jobs == "slurm" and name == "reachable" and not is_ok:
+        if what == "jobs" and chosen.jobs == "slurm" and name == "reachable" and is_ok is False:
             text = _slurm_advice(cluster, text)
-        yield Finding(f"{cluster} {what}: {name}", is_ok, text)
+        yield Finding(f"{cluster} {what}: {name}", is_ok is not False, text, is_odd=is_ok is None)
 
 
 def _slurm_advice(cluster: str, text: str) -> str:
@@ -232,17 +243,19 @@ def examine(settings: Settings) -> int:
     """Print every finding.
 
     Returns:
-        How many things are wrong; what was not looked at is not among them.
+        How many things are wrong; what is only worth a look, or was not looked at, is not among them.
     """
     colour = os.isatty(1) and "NO_COLOR" not in os.environ
-    failed = skipped = 0
+    failed = skipped = odd = 0
     for finding in findings(settings):
         failed += not finding.is_ok
         skipped += finding.is_skipped
-        word = "skip" if finding.is_skipped else "ok  " if finding.is_ok else "FAIL"
+        odd += finding.is_odd
+        word, number = finding.word
         if colour:
-            word = f"\033[{33 if finding.is_skipped else 32 if finding.is_ok else 31}m{word}\033[0m"
+            word = f"\033[{number}m{word}\033[0m"
         print(f"{word}  {finding.name:<28}  {finding.message}", flush=True)
     unseen = f"; {skipped} not looked at" if skipped else ""
-    print(f"\n{failed} to mend{unseen}." if failed else "\nAll is well.")
+    curious = f"; {counted(odd, 'warning')}" if odd else ""
+    print(f"\n{failed} to mend{curious}{unseen}." if failed else f"\nAll is well{curious}.")
     return failed

@@ -13,14 +13,13 @@ from typing import Protocol
 import polars as pl
 
 from features.vocabulary import JOB_EXTRAS, conform, schema
-from pipelines.sources import JobSource, SourceError
+from pipelines.sources import FIRST_JOBS_DAYS, JobSource, SourceError
 from pipelines.sources.inventory import complete_places, exporter_words
 from pipelines.sources.job_states import changed_states
 from pipelines.store import Store, Writer
 
 MARK = "jobs"
 LIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED")
-_FIRST_DAYS = 30.0  # a first run reads this much history at least: runtime forecasts live on it
 _OVERLAP = timedelta(minutes=10)
 _NODES_KEPT = timedelta(hours=1)
 _CHUNK = timedelta(days=1)
@@ -82,7 +81,9 @@ def ingest_jobs(
     """
     report = JobsIngested(cluster)
     mark = store.mark(cluster, MARK)
-    start = since or (mark and mark - _OVERLAP) or now - timedelta(seconds=max(first_history_s, _FIRST_DAYS * 86_400))
+    start = (
+        since or (mark and mark - _OVERLAP) or now - timedelta(seconds=max(first_history_s, FIRST_JOBS_DAYS * 86_400))
+    )
     first = start
     try:
         while start < now:

@@ -329,6 +329,25 @@ def test_doctor_finds_what_is_wrong_and_says_what_to_do(run, tmp_path, free_port
     assert lines[-1].endswith("to mend.")
 
 
+def test_doctor_warns_of_what_works_and_is_worth_a_look(run, tmp_path, free_port, pages):
+    page = 'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-%s",Hostname="n%s"} 40\n'
+    for node in range(3):
+        pages.pages[f"/{node}"] = page % (node, node)
+    targets = [f"{pages.url}/{node}" for node in range(4)]  # the last one is not there
+    path = tmp_path / "jobs.parquet"
+    old = datetime(1997, 8, 29, tzinfo=UTC)
+    pl.DataFrame({"job_id": ["1"], "submit_time": [old], "end_time": [old]}).write_parquet(path)
+    config = (
+        f'state_dir = "{tmp_path}/s"\n[clusters.a]\ntelemetry = "scrape"\nscrape_targets = {targets}\n'
+        f'jobs = "trace"\njobs_path = "{path}"\n[api]\nport = {free_port()}\n[dashboards]\nport = {free_port()}\n'
+    )
+    lines = run("doctor", config=config).stdout.splitlines()
+    assert any(line.startswith("warn  a telemetry: reachable ") and "3 of 4 targets answer" in line for line in lines)
+    assert any(line.startswith("warn  a jobs: recent ") and "weatherglass import jobs" in line for line in lines)
+    failed = len([line for line in lines if line.startswith("FAIL")])  # metrics that these pages lack
+    assert lines[-1] == f"{failed} to mend; 2 warnings."
+
+
 def test_ingest_says_what_it_left_out_in_words(run, tmp_path):
     trace = tmp_path / "telemetry.parquet"
     now = datetime.now(UTC).replace(microsecond=0)

@@ -244,7 +244,7 @@ def test_a_spool_that_cannot_be_written_does_not_stop_the_tick(pages: Pages, tmp
 def test_check(pages: Pages, make: Callable[..., ScrapeSource]) -> None:
     pages.pages["/m"] = page("n1")
     found = {name: (ok, text) for name, ok, text in make(f"{pages.url}/m").check()}
-    assert found["reachable"] == (True, "1 of 1 targets answer")
+    assert found["reachable"] == (True, "1 of 1 target answer")
     assert found["metrics"] == (True, "2 GPUs")
     assert found["memory_exhaustion"][0]
     assert not found["thermal_throttle"][0]
@@ -252,6 +252,30 @@ def test_check(pages: Pages, make: Callable[..., ScrapeSource]) -> None:
     found = {name: (ok, text) for name, ok, text in make(f"{pages.url}/m").check()}
     assert found["metrics"][0] is False
     assert "GPU exporters?" in found["metrics"][1]
+
+
+def test_a_few_targets_that_are_down_are_worth_a_look_and_many_are_a_fault(
+    pages: Pages, make: Callable[..., ScrapeSource]
+) -> None:
+    urls = [f"{pages.url}/{i}" for i in range(8)]
+    for i in range(8):
+        pages.pages[f"/{i}"] = page(f"n{i}")
+    pages.pages["/7"] = (503, "text/plain", "down")
+
+    def reachable() -> tuple[bool | None, str]:
+        return next((ok, text) for name, ok, text in make(*urls).check() if name == "reachable")
+
+    is_well, text = reachable()
+    assert is_well is None
+    assert text.startswith("7 of 8 targets answer; ")
+    assert "HTTP 503" in text
+    assert text.endswith("take those that are gone for good out of scrape_targets")
+    for i in range(5):
+        pages.pages[f"/{i}"] = (503, "text/plain", "down")
+    is_well, text = reachable()
+    assert is_well is False
+    assert text.startswith("2 of 8 targets answer; ")
+    assert text.endswith("; and 3 more; are the exporters running, and are scrape_targets right?")
 
 
 def test_pages_of_the_simulator_give_its_own_samples(pages: Pages, make: Callable[..., ScrapeSource]) -> None:

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from features.metrics import MetricTable
     from pipelines.settings import Cluster
 
-# What `check` gives for each thing looked at: its name, whether it is well, and what was seen or what to do.
-Finding = tuple[str, bool, str]
+# What `check` gives for each thing looked at: its name, whether it is well (None: it works, and something about it is
+# worth a look), and what was seen or what to do.
+Finding = tuple[str, bool | None, str]
+
+# A first ingest reads the jobs of this long at least: runtime forecasts live on them.
+FIRST_JOBS_DAYS = 30.0
 
 
 class SourceError(Exception):

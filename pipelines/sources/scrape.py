@@ -38,6 +38,7 @@ _SD_PREFIX = "sd+"
 _SD_PERIOD_S = 30.0
 _TICK_SHARE = 0.4  # of a tick that a reading may take; the rest is for what is made of it
 _LEAST_READING_S = 0.25
+_MAX_DEAD_RATIO = 0.25  # more targets than this are not down by themselves
 _SPOOL_KEPT = timedelta(days=2)  # when nobody ingests: the disk must not fill
 _ACCEPT_SD = {"Accept": "application/json"}
 _ACCEPT = {"Accept": "text/plain;version=0.0.4;q=1,*/*;q=0.1"}
@@ -269,8 +270,18 @@ class ScrapeSource:
             fetched = self._read(targets, self._clock(), warnings, until_s)
         dead = len(fetched.warnings)
         said = [without_name(self.name, warning) for warning in fetched.warnings[:3]]
-        text = f"{len(targets) - dead} of {len(targets)} targets answer"
-        findings: list[Finding] = [("reachable", not dead, "; ".join([text, *said]))]
+        texts = [f"{len(targets) - dead} of {counted(len(targets), 'target')} answer", *said]
+        if dead > len(said):
+            texts.append(f"and {dead - len(said)} more")
+        # Of a large cluster some nodes are always down.
+        is_well = None if 0 < dead <= _MAX_DEAD_RATIO * len(targets) else not dead
+        if is_well is None:
+            texts.append(
+                "nodes that do not answer count as down: take those that are gone for good out of scrape_targets"
+            )
+        elif dead:
+            texts.append("are the exporters running, and are scrape_targets right?")
+        findings: list[Finding] = [("reachable", is_well, "; ".join(texts))]
         columns = {name for name in fetched.gpu.columns if fetched.gpu[name].null_count() < len(fetched.gpu)}
         gpus = fetched.gpu["gpu_uuid"].n_unique()
         lacking = (

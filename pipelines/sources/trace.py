@@ -5,14 +5,14 @@ For import, backtests and demonstrations. Files are read lazily, so that a windo
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 
 import polars as pl
 
 from features.vocabulary import GPU_QUANTITIES, NODE_QUANTITIES, TIME, schema
-from pipelines.sources import Fetched, Finding, LiveJobs, SourceError, gpu_frame, node_frame
+from pipelines.sources import FIRST_JOBS_DAYS, Fetched, Finding, LiveJobs, SourceError, gpu_frame, node_frame
 from pipelines.sources.inventory import exists, nodes_frame, occupied, read_inventory
 from pipelines.sources.sacct import LIVE_STATES, jobs_schema
 from pipelines.sources.sacct_file import all_before, overlapping
@@ -166,9 +166,11 @@ class JobsTrace:
         if not found[1]:
             return [found]
         try:
-            return [found, ("format", True, f"{counted(len(self._jobs), 'job')}, to {self._jobs['submit_time'].max()}")]
+            form = ("format", True, f"{counted(len(self._jobs), 'job')}, to {self._jobs['submit_time'].max()}")
+            old = self.nothing_since(datetime.now(UTC) - timedelta(days=FIRST_JOBS_DAYS))
         except SourceError as error:
             return [found, ("format", False, str(error))]
+        return [found, form, *([("recent", None, old)] if old else [])]
 
     def close(self) -> None:
         """Nothing is open."""
