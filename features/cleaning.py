@@ -11,7 +11,7 @@ from datetime import datetime
 
 import polars as pl
 
-from features.cleaning_bounds import bounded, consistent
+from features.cleaning_bounds import bounded, consistent, told_flags
 from features.cleaning_counters import counter_deltas, health_minutes
 from features.cleaning_findings import QUALITY_SCHEMA, REASONS, quality
 from features.cleaning_mig import merge_instances
@@ -84,7 +84,7 @@ def _believable(frame: pl.DataFrame, now: datetime | None, findings: list[pl.Dat
     """One row a GPU and time, each value judged by itself."""
     samples = conform(frame, "raw_gpu_samples")
     samples = keyed(samples, _GPU, now, findings)
-    samples = bounded(samples, GPU_QUANTITIES, findings)
+    samples = bounded(told_flags(samples, findings), GPU_QUANTITIES, findings)
     samples = consistent(samples, findings)
     samples = merge_instances(samples, findings)
     return unique(samples, (*_GPU, "ts"), findings)
@@ -109,7 +109,7 @@ def clean_health_samples(frame: pl.DataFrame, now: datetime | None = None) -> tu
     samples = conform(frame, "core_gpu_health")
     findings: list[pl.DataFrame] = []
     samples = keyed(samples, _GPU, now, findings)
-    samples = bounded(samples, GPU_HEALTH, findings)
+    samples = bounded(told_flags(samples, findings), GPU_HEALTH, findings)
     samples = unique(samples, (*_GPU, "ts"), findings)
     return without_frozen_energy(samples, findings), quality(findings)
 
@@ -119,7 +119,7 @@ def clean_link_samples(frame: pl.DataFrame, now: datetime | None = None) -> tupl
     samples = conform(frame, "core_link_samples")
     findings: list[pl.DataFrame] = []
     samples = keyed(samples, (*_GPU, "link"), now, findings)
-    samples = bounded(samples, LINK_QUANTITIES, findings)
+    samples = bounded(told_flags(samples, findings), LINK_QUANTITIES, findings)
     samples = unique(samples, (*_GPU, "link", "ts"), findings)
     return samples.sort("gpu_uuid", "link", "ts"), quality(findings)
 
@@ -142,6 +142,6 @@ def clean_port_samples(frame: pl.DataFrame, now: datetime | None = None) -> tupl
     samples = conform(frame, "raw_port_samples")
     findings: list[pl.DataFrame] = []
     samples = keyed(samples, PORT, now, findings)
-    samples = bounded(samples, (*PORT_RATES, *PORT_STATES), findings)
+    samples = bounded(told_flags(samples, findings), (*PORT_RATES, *PORT_STATES), findings)
     samples = unique(samples, (*PORT, "ts"), findings)
     return port_rates(samples, findings).sort("node", "device", "port", "ts"), quality(findings)

@@ -13,16 +13,11 @@ import polars as pl
 
 from features import metrics
 from features.cleaning_findings import count, without
+from features.metric_values import RATIO_SLACK, ZERO_IS_MISSING
 from features.vocabulary import COLUMNS, Column
 
-# A ratio may pass 1 by rounding; further out it is another unit.
-_RATIO_SLACK = 0.02
 # A board may pass its limit for a moment, not by this factor.
 _POWER_OVER_LIMIT = 1.5
-# At exactly 0 these say "not measured": no memory runs at 0 °C, no powered board draws 0 W, no board has 0 bytes.
-_ZERO_IS_MISSING = (
-    "mem_temp_c", "gpu_power_w", "power_limit_w", "sm_clock_hz", "mem_clock_hz", "fb_total_bytes",
-)  # fmt: skip
 # All ones of 32 bits: in a counter its end, elsewhere AMD's "not available".
 UINT32_MAX = 4294967295.0
 # The 64-bit "not there" numbers and all ones, as they come through a double: exact even after a scale below 1.
@@ -58,7 +53,7 @@ def _verdicts(column: Column) -> Iterator[tuple[str, pl.Expr]]:
     if column.low is not None:
         outside |= value < column.low
     if column.high is not None:
-        slack = _RATIO_SLACK if column.unit == "ratio" else 0.0
+        slack = RATIO_SLACK if column.unit == "ratio" else 0.0
         outside |= value > column.high + slack
     if column.dtype.is_float():
         yield "not_a_number", value.is_nan() | value.is_infinite()
@@ -75,7 +70,7 @@ def _verdicts(column: Column) -> Iterator[tuple[str, pl.Expr]]:
         known = exact.is_in(_images(column, [*not_there, *metrics.UINT_MAX]))
         yield "sentinel", ((value.abs() >= metrics.INT64_SENTINEL_FROM) | known) & outside
     yield "out_of_range", outside
-    if column.name in _ZERO_IS_MISSING:
+    if column.name in ZERO_IS_MISSING:
         yield "zero_is_missing", value == 0
 
 
@@ -115,3 +110,22 @@ def consistent(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.DataFr
     ):
         samples = without(samples, samples.select(test).to_series(), name, reason, findings)
     return samples
+
+
+def told_flags(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.DataFrame:
+    """Flags that an exporter could not tell are null already (`unknown_flags` names them); they are counted here.
+
+    Args:
+        samples: Rows of a registry table that has `unknown_flags`.
+        findings: Takes what was wrong.
+
+    Returns:
+        The samples with nothing in `unknown_flags`.
+    """
+    names = samples["unknown_flags"]
+    if names.null_count() == len(names):
+        return samples
+    split = names.str.split(",")
+    for name in sorted(set(split.drop_nulls().explode().to_list())):
+        findings.append(count(samples.filter(split.list.contains(name).fill_null(False)), name, "sentinel"))
+    return samples.with_columns(pl.lit(None, dtype=pl.String).alias("unknown_flags"))

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import polars as pl
 
+from features import xid_counts
 from features.cleaning_bounds import UINT32_MAX
 
 _MINUTE = "1m"
@@ -78,7 +79,7 @@ def _increase(name: str, size: float | None) -> pl.Expr:
 
 
 def health_minutes(frame: pl.DataFrame) -> pl.DataFrame:
-    """The last known values of each minute.
+    """The last known values of each minute; of XID codes the largest counts.
 
     Args:
         frame: Rows of `core_gpu_health` (or another frame keyed by GPU and time), as often as they come.
@@ -88,7 +89,14 @@ def health_minutes(frame: pl.DataFrame) -> pl.DataFrame:
     """
     keys = [name for name in _GPU if name in frame.columns]
     minute = pl.col("ts").dt.truncate(_MINUTE)
+    codes = [name for name in ("xid_counts",) if name in frame.columns]
     last = (
-        frame.sort("ts").group_by(*keys, minute, maintain_order=True).agg(pl.exclude(*keys, "ts").drop_nulls().last())
+        frame.sort("ts")
+        .group_by(*keys, minute, maintain_order=True)
+        .agg(
+            pl.exclude(*keys, "ts", *codes).drop_nulls().last(),
+            *(xid_counts.gathered(name).alias(name) for name in codes),
+        )
     )
+    last = last.with_columns(xid_counts.merged(last[name]) for name in codes)
     return last.select(frame.columns).sort("gpu_uuid", "ts")

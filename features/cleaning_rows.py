@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import polars as pl
 
+from features import xid_counts
 from features.cleaning_findings import count
 
 _EPOCH = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
@@ -60,8 +61,8 @@ def _skewed(samples: pl.DataFrame, now: datetime) -> list[pl.DataFrame]:
     if nodes["last"].max() <= now + _LEADS and len(nodes) < _OTHERS:  # ty: ignore[unsupported-operator]
         return []
     leads = pl.col("last") > now + _LEADS
-    # The clock of a node that is shifted moves both of its ends by the same. One that came or went inside the window has
-    # an end in common with the others; one that came after they went has no time in common with them and tells nothing.
+    # A clock that is shifted moves both ends of its node by the same. A node that came or went inside the window has an
+    # end in common with the others; one that came after they went has no time in common with them and tells nothing.
     begins, ends = (pl.col(name).quantile(0.5, "lower") for name in ("first", "last"))
     first, last = pl.col("first") - begins, pl.col("last") - ends
     has_common = (pl.col("first") <= ends) & (pl.col("last") >= begins)
@@ -98,7 +99,11 @@ def unique(samples: pl.DataFrame, key: Sequence[str], findings: list[pl.DataFram
 def merge(samples: pl.DataFrame, key: Sequence[str], findings: list[pl.DataFrame]) -> pl.DataFrame:
     """One row a key by the largest value of each column, the job apart: different jobs make none."""
     if "job_id" not in samples.columns:
-        return samples.group_by(key, maintain_order=True).agg(pl.exclude(key).max())
+        codes = [name for name in ("xid_counts",) if name in samples.columns]
+        one = samples.group_by(key, maintain_order=True).agg(
+            pl.exclude(*key, *codes).max(), *(xid_counts.gathered(name).alias(name) for name in codes)
+        )
+        return one.with_columns(xid_counts.merged(one[name]) for name in codes)
     job = pl.col("job_id").filter(pl.col("job_id") != "")
     merged = samples.group_by(key, maintain_order=True).agg(
         pl.exclude(*key, "job_id").max(), job.max(), job.n_unique().alias("_jobs")

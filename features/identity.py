@@ -21,6 +21,7 @@ UUID_LABELS = ("UUID", "uuid", "gpu_uuid", "serial_number")
 INDEX_LABELS = ("gpu", "gpu_id", "index", "card", "minor_number", "ordinal")
 LINK_LABELS = ("nvlink", "link_index", "link")
 DEVICE_LABELS = ("device", "interface")
+XID_LABELS = ("xid", "code")
 PORT_LABELS = ("port", "local_port")
 JOB_LABELS = ("hpc_job", "job_id", "slurm_job_id", "slurm_jobid", "jobid")
 # Series of a link, a switch or a CPU are not series of a GPU, though they carry its label.
@@ -49,6 +50,7 @@ class Identity(NamedTuple):
         link: Number of the NVLink.
         device: Network device.
         port: Port of the network device.
+        xid: XID code of which a count speaks; None also where it speaks of none.
     """
 
     node: str
@@ -60,6 +62,7 @@ class Identity(NamedTuple):
     link: int | None = None
     device: str = ""
     port: str = ""
+    xid: int | None = None
 
 
 # What labels tell of a board, in the order of `vocabulary.BOARD_FACTS`: slot, model, driver, VBIOS, serial number.
@@ -131,7 +134,8 @@ def identify(metric: Metric, labels: Mapping[str, str], node: str = "", lane: in
 
     Returns:
         The identity; None when the series is not of the metric's kind of entity, does not match its `where`, or no
-        label tells the node, link or port. Health and links belong to the whole GPU: they have no job and instance.
+        label tells the node, link or port. Health, codes and links belong to the whole GPU: they have no job and
+        instance.
     """
     if metric.where and any(not _pattern(pattern).search(_label(labels, label)) for label, pattern in metric.where):
         return None
@@ -156,6 +160,9 @@ def identify(metric: Metric, labels: Mapping[str, str], node: str = "", lane: in
         return None
     if metric.entity == "health":
         return Identity(node, gpu[0], None, "")
+    if metric.entity == "xid":
+        code = _first(labels, XID_LABELS)
+        return Identity(node, gpu[0], None, "", xid=int(code) if _INDEX.fullmatch(code) else None)
     return Identity(node, *gpu, _job(labels), *_instance(labels))
 
 

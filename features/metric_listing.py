@@ -20,13 +20,18 @@ Every metric that Weatherglass knows, what it feeds, and how it is read. This pa
 ## How to read the list
 
 - **feeds** is a column of the registry and the kind of thing it belongs to: `gpu` (samples of a GPU), `health`
-  (counters and states of a GPU that change seldom), `link` (one NVLink), `port` (a network device and port), `node`.
+  (counters and states of a GPU that change seldom), `xid` (one XID code of a GPU), `link` (one NVLink), `port` (a
+  network device and port), `node`.
   Metrics that feed no frame are read by the readers of Kubernetes, of queues and of jobs, or are only explained.
 - **×** is the scale: value × scale is in the column's unit.
-- **rank**: when a thing exposes several metrics of one column, the lowest rank that has a value wins. Spellings of one
-  metric share a rank.
-- **part**: the column is the sum of its parts (a flag: any of them).
+- **rank**: when a thing exposes several metrics of one column, the lowest rank whose value can be true wins. Spellings
+  of one metric share a rank.
+- **part**: the column is the sum of its parts (a flag: any of them). A sum of which a part is exposed as a number for
+  "not there" is null, and counted: what is left of it would pass for the whole.
+- Columns that begin with `_` are read to make another one.
 - `#` stands for the number of an NVLink, `*` for anything.
+- Counts of XID codes stand together in `xid_counts` of a GPU, as `31=3 79=1`. A rise of one is an event of that code,
+  whatever the last code (`xid_last`) says.
 - Throughput and errors of single NVLinks are summed up to the GPU where nothing gives the whole.
 - Counters that feed a rate (`…_per_s`) are differentiated: no rate at the first sample, after a reset or a gap of
   five minutes; a counter that stands still is silent after a minute, since exporters refresh more slowly than they are

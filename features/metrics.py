@@ -17,9 +17,12 @@ import polars as pl
 
 from features.exporters import amd, dcgm, fabric, kubernetes, nvidia_smi, sensors, slurm, volcano
 from features.exporters.metric import (
+    BOARD,
     ENTITIES,
     FED,
+    HW_HOT,
     HW_POWER_BRAKE,
+    HW_SLOW,
     HW_SLOWDOWN,
     HW_THERMAL,
     KINDS,
@@ -33,6 +36,19 @@ from features.exporters.metric import (
     Metric,
 )  # fmt: skip
 from features.identity import Identity, identify, node_name, short_host
+from features.metric_values import (
+    FP64_SENTINELS,
+    INT32_SENTINELS,
+    INT64_SENTINEL_FROM,
+    UINT_MAX,
+    Source,
+    is_flag,
+    is_sentinel,
+    quantity,
+    unknown,
+    with_memory,
+    with_power_brake,
+)  # fmt: skip
 from features.vocabulary import (
     COLUMNS,
     GPU_HEALTH,
@@ -50,19 +66,13 @@ __all__ = [
     "node_name", "short_host", "to_columns",
 ]  # fmt: skip
 
-# "Not there" values of NVIDIA's libraries: INT32 blank…not permitted, the same as 64-bit and as floating point.
-INT32_SENTINELS = tuple(float(0x7FFFFFF0 + i) for i in range(4))
-FP64_SENTINELS = tuple(2.0**47 + i for i in range(4))
-# The 64-bit ones (0x7ffffffffffffff0…) lose their last digits on the way through a double: compare by size.
-INT64_SENTINEL_FROM = 9.2e18
-# All ones of 16, 32 and 64 bits: AMD's spelling of "not available"; only where they are out of range anyway.
-UINT_MAX = (65535.0, 4294967295.0)
-
-_HELPERS = ("_fb_free_bytes",)
+_HELPERS = ("_fb_free_bytes", BOARD, HW_SLOW, HW_HOT)
+_DERIVED = ("xid_events", "xid_counts", "unknown_flags")  # made of others: `features/xid_counts.py`, `metric_values.py`
 ENTITY_COLUMNS: dict[Entity, tuple[str, ...]] = {
     "gpu": (*GPU_QUANTITIES, *_HELPERS),
-    "health": GPU_HEALTH,
-    "link": LINK_QUANTITIES,
+    "health": tuple(name for name in GPU_HEALTH if name not in _DERIVED),
+    "xid": ("xid_events", "_xid_total", "_xid_time"),
+    "link": tuple(name for name in LINK_QUANTITIES if name not in _DERIVED),
     "port": (*PORT_RATES, *PORT_STATES),
     "node": NODE_QUANTITIES,
 }
@@ -184,7 +194,7 @@ def _check(row: Metric) -> None:
         raise MetricError(f"{row.name}: kind = {row.kind!r}: valid: {', '.join(KINDS)}")
     if not math.isfinite(row.scale) or row.scale == 0:
         raise MetricError(f"{row.name}: scale = {row.scale!r}: a number that is not 0")
-    if row.column and (row.mask or row.equals is not None) and COLUMNS[row.column].dtype != pl.Boolean:
+    if row.column and (row.mask or row.equals is not None) and not is_flag(row.column):
         raise MetricError(f"{row.name}: mask or equals make a flag, and {row.column} is none")
     if row.mask < 0:
         raise MetricError(f"{row.name}: mask = {row.mask}: bits, 0 or more")
@@ -201,58 +211,6 @@ GPU_NAMES: tuple[str, ...] = DEFAULT.names["gpu"]
 NODE_NAMES: tuple[str, ...] = DEFAULT.names["node"]
 
 
-def is_sentinel(value: pl.Expr) -> pl.Expr:
-    """True where a value, as exposed and before any scale, is one of NVIDIA's "not there" numbers."""
-    return (value >= INT64_SENTINEL_FROM) | value.is_in(list(INT32_SENTINELS + FP64_SENTINELS))
-
-
-Source = tuple[str, Metric]  # column of a wide frame, and what it feeds
-
-
-def _usable(name: str) -> pl.Expr:
-    value = pl.col(name)
-    return pl.when(value.is_finite() & ~is_sentinel(value)).then(value)
-
-
-def _number(source: Source) -> pl.Expr:
-    name, metric = source
-    value = _usable(name)
-    if not metric.part:  # one of several spellings: all ones of another exporter make way
-        value = pl.when(~value.is_in(list(UINT_MAX))).then(value)
-    return value * metric.scale
-
-
-def _flag(source: Source) -> pl.Expr:
-    name, metric = source
-    value = _usable(name)
-    if metric.mask:
-        bits = pl.when(value.is_between(0, 2**53)).then(value).cast(pl.Int64)
-        return (bits & metric.mask) != 0
-    return value == metric.equals if metric.equals is not None else value > 0
-
-
-def _quantity(column: str, sources: list[Source]) -> pl.Expr:
-    """Value of a column from what feeds it and is present."""
-    is_flag = column in COLUMNS and COLUMNS[column].dtype == pl.Boolean
-    if len(sources) == 1 and not sources[0][1].part and not is_flag:
-        return pl.col(sources[0][0]) * sources[0][1].scale
-    value = _flag if is_flag else _number
-    ranked: list[pl.Expr] = []
-    for rank in sorted({metric.rank for _, metric in sources}):
-        same = [source for source in sources if source[1].rank == rank]
-        parts = dict.fromkeys(metric.part for _, metric in same)
-        addends = [pl.coalesce([value(s) for s in same if s[1].part == part]) for part in parts]
-        if len(addends) == 1:
-            ranked += addends
-        else:
-            there = pl.any_horizontal([a.is_not_null() for a in addends])
-            whole = pl.any_horizontal([a.fill_null(False) for a in addends]) if is_flag else pl.sum_horizontal(addends)
-            ranked.append(pl.when(there).then(whole))
-    # The first that has a usable value; when none has, whatever was received, for cleaning to count.
-    raw = [] if is_flag else [pl.col(name) * metric.scale for name, metric in sources if not metric.part]
-    return pl.coalesce([*ranked, *raw])
-
-
 def to_columns(frame: pl.DataFrame, entity: Entity, table: MetricTable = DEFAULT) -> pl.DataFrame:
     """Registry columns from exporter columns.
 
@@ -264,8 +222,9 @@ def to_columns(frame: pl.DataFrame, entity: Entity, table: MetricTable = DEFAULT
 
     Returns:
         The key columns and every registry column that some metric fed, in the registry's units. Sentinels and
-        impossible values are still there, scaled; only flags and sums take null instead. A 64-bit sentinel of
-        `xid_last` becomes the 32-bit one.
+        impossible values are still there, scaled, in sums too; flags take null instead and are named in `unknown_flags`
+        where there is such a value. A 64-bit sentinel of `xid_last` becomes the 32-bit one. Of codes (`xid`) the
+        helpers stay.
     """
     labels = table.by_label[entity]
     by_column: dict[str, list[Source]] = {}
@@ -275,15 +234,14 @@ def to_columns(frame: pl.DataFrame, entity: Entity, table: MetricTable = DEFAULT
     for sources in by_column.values():
         sources.sort(key=lambda source: source[1].rank)
     keys = [name for name in frame.columns if name not in labels]
-    wide = frame.select(*keys, *(_quantity(column, found).alias(column) for column, found in by_column.items()))
-    if "fb_used_bytes" in wide.columns and "_fb_free_bytes" in wide.columns:
-        # Drivers before 510 count what they hold back as used and expose no reserved figure.
-        reserved = pl.col("fb_reserved_bytes").fill_null(0) if "fb_reserved_bytes" in wide.columns else pl.lit(0.0)
-        total = pl.col("fb_used_bytes") + pl.col("_fb_free_bytes") + reserved
-        given = [pl.col("fb_total_bytes")] if "fb_total_bytes" in wide.columns else []
-        wide = wide.with_columns(pl.coalesce([*given, total]).alias("fb_total_bytes"))
-    wide = wide.drop([name for name in wide.columns if name.startswith("_")])
-    return wide.with_columns(_typed(name) for name in wide.columns if name in by_column or name == "fb_total_bytes")
+    wide = frame.select(*keys, *(quantity(column, found).alias(column) for column, found in by_column.items()))
+    if entity == "gpu":
+        wide = with_power_brake(with_memory(wide))
+    if entity != "xid":
+        wide = wide.drop([name for name in wide.columns if name.startswith("_")])
+    wide = wide.with_columns(_typed(name) for name in wide.columns if name not in keys and name in COLUMNS)
+    lost = unknown(by_column, frame)
+    return wide if lost is None else wide.with_columns(lost)
 
 
 def _typed(name: str) -> pl.Expr:

@@ -82,6 +82,7 @@ _COLUMNS: tuple[Column, ...] = (
     _c("job_id", STR, "Id of the job, as its scheduler prints it"),
     _c("mig_instance", STR, "Id of the MIG instance on its GPU; null for a whole GPU"),
     _c("mig_profile", STR, "Profile of the MIG instance, as 1g.10gb"),
+    _c("unknown_flags", STR, "Columns of the flags whose value was a number for 'not there'"),
     _c("device", STR, "Network device, as mlx5_0"),
     _c("port", STR, "Port of the network device"),
     _c("link", I32, "Number of the NVLink on its GPU", "", 0, 255),
@@ -112,7 +113,7 @@ _COLUMNS: tuple[Column, ...] = (
     _c("pcie_tx_bytes_per_s", F32, "Sent over PCIe, device to host", "bytes/s", 0, 3e11, 1e7),
     _c("pcie_rx_bytes_per_s", F32, "Received over PCIe, host to device", "bytes/s", 0, 3e11, 1e7),
     _c("is_thermal_slowdown", BOOL, "A thermal slowdown reason is active"),
-    _c("is_power_brake", BOOL, "The external power brake is active"),
+    _c("is_power_brake", BOOL, "The external power brake, or another hardware slowdown that is not thermal, is active"),
     _c("is_power_capped", BOOL, "Clocks are held down by the power cap"),
     _c("xid_last", I32, "Last XID code the driver reported (a category, not a count)", "", 0, 10_000),
     _c("ecc_uncorrected_total", F32, "Uncorrected ECC errors since driver load", "errors", 0, 1e9),
@@ -152,7 +153,8 @@ _COLUMNS: tuple[Column, ...] = (
     _c("board_limit_violation_s_total", F64, "Time held back by the board's limit since driver load", "s", 0, 1e10),
     _c("sync_boost_violation_s_total", F64, "Time held back by sync boost since driver load", "s", 0, 1e10),
     _c("low_util_violation_s_total", F64, "Time clocks were low for lack of work since driver load", "s", 0, 1e10),
-    _c("xid_events", F64, "XID errors in the exporter's own rolling window (it falls by itself)", "events", 0, 1e6),
+    _c("xid_events", F64, "XID errors counted by the exporter: of a rolling window, else ever", "events", 0, 1e6),
+    _c("xid_counts", STR, "The same by code, as `31=3 79=1`; behind counts since the exporter began stands a +"),
     _c(
         "recovery_action",
         I32,
@@ -307,11 +309,11 @@ GPU_HEALTH = (
     "remapped_rows_correctable_total", "retired_pages_total", "is_remap_failed", "is_remap_pending",
     "power_violation_s_total", "thermal_violation_s_total", "reliability_violation_s_total",
     "board_limit_violation_s_total", "sync_boost_violation_s_total", "low_util_violation_s_total", "xid_events",
-    "recovery_action",
+    "xid_counts", "recovery_action", "unknown_flags",
 )  # fmt: skip
 BOARD_FACTS = ("slot", "gpu_model", "driver_version", "vbios_version", "serial_number")
 LINK_KEYS = ("ts", "cluster", "node", "gpu_uuid", "link")
-LINK_QUANTITIES = ("link_tx_bytes_per_s", "link_rx_bytes_per_s", "link_error_total", "is_link_up")
+LINK_QUANTITIES = ("link_tx_bytes_per_s", "link_rx_bytes_per_s", "link_error_total", "is_link_up", "unknown_flags")
 PORT_KEYS = ("ts", "cluster", "node", "device", "port")
 # Counter of a port → the rate made of it.
 PORT_RATES = {
@@ -328,7 +330,7 @@ _FORECAST = ("generated_at", "valid_until", "data_age_s", "model_version")
 _TABLES: tuple[Table, ...] = (
     Table(
         "raw_gpu_samples", "A GPU at one time, as its exporter gave it, before any cleaning",
-        (*GPU_KEYS, "mig_instance", "mig_profile", *GPU_QUANTITIES),
+        (*GPU_KEYS, "mig_instance", "mig_profile", *GPU_QUANTITIES, "unknown_flags"),
         ("cluster", "node", "gpu_uuid", "mig_instance", "job_id", "ts"), "ts", ("gpu_uuid", "ts"), "raw_days",
         ("mig_instance", "job_id"),
     ),
@@ -348,7 +350,7 @@ _TABLES: tuple[Table, ...] = (
     ),
     Table(
         "raw_port_samples", "A network port at one time: its counters as received",
-        (*PORT_KEYS, *PORT_RATES, *PORT_STATES), ("cluster", "node", "device", "port", "ts"), "ts",
+        (*PORT_KEYS, *PORT_RATES, *PORT_STATES, "unknown_flags"), ("cluster", "node", "device", "port", "ts"), "ts",
         ("node", "device", "port", "ts"), "raw_days",
     ),
     Table(

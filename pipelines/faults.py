@@ -107,7 +107,7 @@ def read_xids(
 ) -> pl.DataFrame:
     """Fatal XID events in [begin, end): `node`, `gpu_uuid`, `xid`, `start_time`, `kind`, `rank`.
 
-    Changes of the last code, and its repeats where the count of the exporter's window rose meanwhile.
+    Changes of the last code, and rises of what the exporter counts of a code, with or without the last one.
     """
     changes = writer.query(
         "SELECT node, gpu_uuid, ts, xid_last FROM ("
@@ -116,19 +116,20 @@ def read_xids(
         "WHERE xid_last IS DISTINCT FROM before",
         [cluster, begin, end],
     )
+    # The row before a change tells that the GPU was seen before, and since when a count was missing.
+    gpu = "(PARTITION BY node, gpu_uuid ORDER BY ts)"
     counts = writer.query(
-        "SELECT node, gpu_uuid, ts, xid_events FROM ("
-        "SELECT node, gpu_uuid, ts, xid_events, lag(xid_events) OVER (PARTITION BY node, gpu_uuid ORDER BY ts) AS "
-        'before FROM core_gpu_health WHERE "cluster" = ? AND ts >= ? AND ts < ? AND xid_events IS NOT NULL) '
-        "WHERE xid_events IS DISTINCT FROM before",
+        "SELECT node, gpu_uuid, ts, xid_counts, xid_events FROM (SELECT node, gpu_uuid, ts, xid_counts, xid_events, "
+        f"row_number() OVER {gpu} AS number, lag(xid_counts) OVER {gpu} AS c1, lead(xid_counts) OVER {gpu} AS c2, "
+        f"lag(xid_events) OVER {gpu} AS n1, lead(xid_events) OVER {gpu} AS n2 "
+        'FROM core_gpu_health WHERE "cluster" = ? AND ts >= ? AND ts < ?) WHERE xid_counts IS DISTINCT FROM c1 '
+        "OR xid_counts IS DISTINCT FROM c2 OR xid_events IS DISTINCT FROM n1 OR xid_events IS DISTINCT FROM n2 "
+        "OR number = 1",
         [cluster, begin, end],
     ).with_columns(pl.col("ts") + timedelta(minutes=1))  # a minute's last value, kept at its beginning
-    rows = pl.concat([changes, counts], how="diagonal_relaxed").sort("node", "gpu_uuid", "ts")
-    rows = rows.with_columns(
-        pl.col("xid_last").forward_fill().over("node", "gpu_uuid"), pl.lit(cluster).alias("cluster")
-    )
+    of = pl.lit(cluster).alias("cluster")
     return (
-        xid_events_of(rows, fatal=fatal)
+        xid_events_of(changes.with_columns(of), counts.with_columns(of), fatal=fatal)
         .filter(pl.col("xid").is_in(list(fatal)) & ~pl.col("is_consequence"))
         .select(
             "node",
@@ -208,16 +209,21 @@ def read_wellness(
 ) -> pl.DataFrame:
     """Minutes in [begin, end) at which the nodes of some faults were well: `node`, `ts`.
 
-    Well: every GPU that the node has reports, none with a fatal XID.
+    Well: every GPU that the node has reports, none with a fatal XID as its last or in the window that it counts.
     """
+    counted = rf"(^| )({'|'.join(map(str, fatal)) or 'none'})=[0-9]+( |$)"
+    nodes = faults["node"].unique().to_list()
     return writer.query(
-        f"WITH minutes AS (SELECT node, ts, count(DISTINCT gpu_uuid) AS gpus, "
+        'WITH counted AS (SELECT DISTINCT node, ts FROM core_gpu_health WHERE "cluster" = ? AND ts >= ? AND ts < ? '
+        "AND node = ANY(?) AND regexp_matches(xid_counts, ?)), "
+        "minutes AS (SELECT node, ts, count(DISTINCT gpu_uuid) AS gpus, "
         f'bool_or(xid_last = ANY(?)) AS is_ill FROM {MINUTES} WHERE "cluster" = ? AND ts >= ? AND ts < ? '
         "AND node = ANY(?) GROUP BY node, ts), "
         'fitted AS (SELECT node, max(gpus) AS fitted FROM core_nodes WHERE "cluster" = ? GROUP BY node) '
         "SELECT minutes.node, ts FROM minutes LEFT JOIN fitted USING (node) "
-        "WHERE NOT coalesce(is_ill, false) AND minutes.gpus >= coalesce(fitted, 1) ORDER BY ts",
-        [list(fatal), cluster, begin, end, faults["node"].unique().to_list(), cluster],
+        "WHERE NOT coalesce(is_ill, false) AND minutes.gpus >= coalesce(fitted, 1) "
+        "AND (minutes.node, ts) NOT IN (SELECT (node, ts) FROM counted) ORDER BY ts",
+        [cluster, begin, end, nodes, counted, list(fatal), cluster, begin, end, nodes, cluster],
     )
 
 

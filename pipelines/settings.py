@@ -49,7 +49,7 @@ class MetricSettings(_Section):
     equals: float | None = Field(None, description="Value that makes the flag true.")
     part: str | None = Field(None, description="The column is the sum of its parts; this is one of them.")
     where: dict[str, str] | None = Field(None, description="Labels that must match: regular expression by label.")
-    entity: str | None = Field(None, description="What a series speaks of: gpu, health, link, port or node.")
+    entity: str | None = Field(None, description="What a series speaks of: gpu, health, xid, link, port or node.")
     kind: str | None = Field(None, description="How the value is meant: gauge, counter, rate_typed_counter, …")
 
 

@@ -44,7 +44,7 @@ def test_every_metric_feeds_a_column_of_its_table() -> None:
 def test_flags_and_parts_are_used_where_they_mean_something() -> None:
     for metric in metrics.METRICS:
         if metric.mask or metric.equals is not None:
-            assert COLUMNS[metric.column].dtype == pl.Boolean, metric
+            assert metrics.is_flag(metric.column), metric
     for entity in metrics.ENTITY_COLUMNS:
         for label, variant in metrics.DEFAULT.by_label[entity].items():
             columns = [row.column for row in variant.rows]
@@ -113,7 +113,12 @@ def test_units_of_old_new_and_foreign_names(name: str, value: float, column: str
         ("health", "DCGM_FI_DEV_ROW_REMAP_FAILED", 1, "is_remap_failed", True),
         ("health", "DCGM_FI_DEV_ROW_REMAP_FAILURE", 0, "is_remap_failed", False),
         ("health", "DCGM_FI_DEV_ROW_REMAP_FAILURE", 9223372036854775794, "is_remap_failed", None),
-        ("health", "DCGM_EXP_XID_ERRORS_COUNT", 2, "xid_events", 2),
+        ("xid", "DCGM_EXP_XID_ERRORS_COUNT", 2, "xid_events", 2),
+        ("xid", "nvidia_smi_xid_errors_total", 2, "_xid_total", 2),
+        ("gpu", "nvidia_smi_clocks_event_reasons_hw_slowdown", 1, "is_power_brake", True),
+        ("gpu", "nvidia_smi_clocks_throttle_reasons_hw_slowdown", 0, "is_power_brake", False),
+        ("health", "dcgm_row_remap_failure", 1, "is_remap_failed", True),
+        ("gpu", "rocm_ras_vcn_uncorrectable_count", 3, "ecc_uncorrected_total", 3),
         ("health", "nvidia_smi_gpu_recovery_action", 2, "recovery_action", 2),
         ("gpu", "pcie_bandwidth", 16_000, "pcie_tx_bytes_per_s", 1e9),
         ("gpu", "gpu_clock", 2100, "sm_clock_hz", 2.1e9),
@@ -182,7 +187,9 @@ def test_node_metrics() -> None:
         (0, False, False, False),
         (0x1, False, False, False),  # idle
         (0x4, False, False, True),
-        (0x8, False, False, False),  # hardware slowdown alone says neither heat nor brake
+        (0x8, False, True, False),  # a hardware slowdown without heat is one for power
+        (0x8 | 0x20, True, True, False),  # and heat that software sees does not explain it
+        (0x8 | 0x40 | 0x80, True, True, False),
         (0x20, True, False, False),
         (0x48, True, False, False),
         (0x80, False, True, False),
@@ -213,6 +220,12 @@ def test_rank_passes_over_what_is_not_there() -> None:
     assert row["gpu_power_w"] == 400
     row = columns_of(DCGM_FI_DEV_POWER_USAGE=2.0**47, DCGM_FI_DEV_POWER_USAGE_INSTANT=None)
     assert row["gpu_power_w"] == 2.0**47  # as received: cleaning counts it
+    for garbage in (644245923.0, 0.0, -1.0, float("nan"), float("inf"), 4294967295.0):
+        row = columns_of(DCGM_FI_DEV_POWER_USAGE=garbage, DCGM_FI_DEV_POWER_USAGE_INSTANT=300.0)
+        assert row["gpu_power_w"] == 300, garbage
+    row = columns_of(DCGM_FI_DEV_POWER_USAGE=644245923.0, DCGM_FI_DEV_POWER_USAGE_INSTANT=82505.0)
+    assert row["gpu_power_w"] == pytest.approx(644245923)
+    assert columns_of(gpu_junction_temperature=345.0, gpu_edge_temperature=61.0)["gpu_temp_c"] == 61
 
 
 def test_nvlink_errors_are_summed_over_kinds_not_over_spellings() -> None:
@@ -220,16 +233,62 @@ def test_nvlink_errors_are_summed_over_kinds_not_over_spellings() -> None:
         DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL=3.0,
         DCGM_FI_DEV_NVLINK_REPLAY_ERROR_TOTAL=3.0,
         DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL=2.0,
-        DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_TOTAL=9223372036854775794.0,
+        DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_TOTAL=None,
     )
     assert row["nvlink_error_total"] == 5
     assert columns_of(DCGM_FI_DEV_NVLINK_REPLAY_ERROR_TOTAL=None)["nvlink_error_total"] is None
+
+
+def test_a_sum_that_lacks_a_part_is_none() -> None:
+    rest = {"DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": 3.0}
+    for garbage in (9223372036854775794.0, 2147483634.0):
+        row = columns_of(**rest, DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_TOTAL=garbage)
+        assert row["nvlink_error_total"] == pytest.approx(garbage)  # as received: cleaning counts it
+    row = columns_of("health", DCGM_FI_DEV_RETIRED_SBE=2147483634.0, DCGM_FI_DEV_RETIRED_DBE=1.0)
+    assert row["retired_pages_total"] == 2147483634
+    # Another spelling of the part has it, and a sum of another rank is whole.
+    spellings = {"DCGM_FI_DEV_RETIRED_SBE": 2147483634.0, "DCGM_FI_DEV_PAGE_RETIRED_SBE_TOTAL": 2.0}
+    assert columns_of("health", **spellings, DCGM_FI_DEV_RETIRED_DBE=1.0)["retired_pages_total"] == 3
+    name = "DCGM_FI_DEV_CLOCKS_EVENT_REASON_{}_THERM_SLOWDOWN_NS".format
+    parts = {name("SW"): 1e9, name("HW"): 9223372036854775794.0}
+    assert columns_of("health", **parts, DCGM_FI_DEV_THERMAL_VIOLATION=5e9)["thermal_violation_s_total"] == 5
+
+
+@pytest.mark.parametrize(
+    ("entity", "values", "unknown"),
+    [
+        ("health", {"DCGM_FI_DEV_ROW_REMAP_FAILURE": 2147483634.0}, "is_remap_failed"),
+        ("health", {"DCGM_FI_DEV_ROW_REMAP_FAILURE": 1.0}, None),
+        ("health", {"DCGM_FI_DEV_ROW_REMAP_FAILURE": None}, None),
+        ("health", {"DCGM_FI_DEV_ROW_REMAP_FAILURE": 2147483634.0, "nvidia_smi_remapped_rows_failure": 0.0}, None),
+        ("gpu", {"DCGM_FI_DEV_CLOCKS_EVENT_REASONS": 9223372036854775794.0},
+         "is_thermal_slowdown,is_power_brake,is_power_capped"),
+        ("gpu", {"DCGM_FI_DEV_CLOCKS_EVENT_REASONS": -1.0}, "is_thermal_slowdown,is_power_brake,is_power_capped"),
+        ("gpu", {"nvidia_smi_clocks_event_reasons_sw_power_cap": float("nan")}, "is_power_capped"),
+        ("link", {"DCGM_FI_DEV_NVLINK_GET_STATE": 2147483634.0}, "is_link_up"),
+    ],
+)  # fmt: skip
+def test_flags_that_are_not_there_are_named(entity: str, values: dict[str, float | None], unknown: str | None) -> None:
+    row = columns_of(entity, **values)
+    assert row.get("unknown_flags") == unknown
+    for name in (unknown or "").split(","):
+        assert row.get(name) is None
 
 
 def test_total_memory_is_used_free_and_reserved() -> None:
     row = columns_of(DCGM_FI_DEV_FB_USED=70_000.0, DCGM_FI_DEV_FB_FREE=10_000.0, DCGM_FI_DEV_FB_RESERVED=1_559.0)
     assert row["fb_total_bytes"] == pytest.approx(81_559 * 2**20)
     assert "_fb_free_bytes" not in row
+    for garbage in (2147483634.0, 9223372036854775794.0, 2.0**47, 0.0, float("nan")):
+        whole = {"DCGM_FI_DEV_FB_USED": 70_000.0, "DCGM_FI_DEV_FB_FREE": 10_000.0}
+        row = columns_of(**whole, DCGM_FI_DEV_FB_TOTAL=garbage, DCGM_FI_DEV_FB_RESERVED=1_559.0)
+        assert row["fb_total_bytes"] == pytest.approx(81_559 * 2**20), garbage
+        row = columns_of(**whole, DCGM_FI_DEV_FB_RESERVED=garbage)
+        assert row["fb_total_bytes"] == pytest.approx(80_000 * 2**20), garbage
+    row = columns_of(DCGM_FI_DEV_FB_USED=2147483634.0, DCGM_FI_DEV_FB_FREE=10_000.0)
+    assert row["fb_total_bytes"] is None
+    row = columns_of(DCGM_FI_DEV_FB_USED=None, DCGM_FI_DEV_FB_FREE=10_000.0, DCGM_FI_DEV_FB_TOTAL=2147483634.0)
+    assert row["fb_total_bytes"] == pytest.approx(2147483634 * 2**20)  # as received: cleaning counts it
     row = columns_of(DCGM_FI_DEV_FB_USED=70_000.0, DCGM_FI_DEV_FB_FREE=10_000.0)
     assert row["fb_total_bytes"] == pytest.approx(80_000 * 2**20)
     row = columns_of(DCGM_FI_DEV_FB_USED=70_000.0, DCGM_FI_DEV_FB_FREE=None)
@@ -502,7 +561,8 @@ EXPOSED = {
     "dcgm, explained only": (
         "VGPU_LICENSE_STATUS FB_USED_PERCENT FB_USED_RATIO SLOWDOWN_TEMP SHUTDOWN_TEMP GPU_TEMP_SLOWDOWN_CELSIUS "
         "MEM_MAX_OP_TEMP GPU_MAX_OP_TEMP FABRIC_HEALTH_MASK PCIE_MAX_LINK_GEN BANKS_REMAP_ROWS_AVAIL_MAX "
-        "NVLINK_COUNT_TX_PACKETS"
+        "NVLINK_COUNT_TX_PACKETS NVLINK_COUNT_SYMBOL_BER NVLINK_COUNT_SYMBOL_BER_FLOAT BRAND SERIAL VBIOS_VERSION "
+        "INFOROM_IMAGE_VER ECC_INFOROM_VER POWER_INFOROM_VER OEM_INFOROM_VER"
     ),
     "fed": (
         "DCGM_FI_PROF_GR_ENGINE_ACTIVE DCGM_FI_PROF_PIPE_TENSOR_ACTIVE DCGM_FI_PROF_DRAM_ACTIVE "
@@ -516,6 +576,9 @@ EXPOSED = {
         "nvidia_smi_clocks_event_reasons_counters_sw_power_cap_seconds nvidia_smi_pcie_link_gen_current "
         "nvidia_smi_ecc_errors_corrected_volatile_total nvidia_smi_ecc_errors_uncorrected_aggregate_total "
         "nvidia_smi_remapped_rows_pending nvidia_smi_remapped_rows_failure nvidia_smi_gpu_recovery_action "
+        "nvidia_smi_gpu_info nvidia_smi_xid_errors_total nvidia_smi_xid_last_timestamp_seconds "
+        "nvidia_smi_clocks_event_reasons_hw_slowdown rocm_ras_vcn_uncorrectable_count rocm_ras_mpio_correctable_count "
+        "dcgm_row_remap_failure dcgm_correctable_remapped_rows dcgm_uncorrectable_remapped_rows "
         "nvidia_smi_energy_joules_total nvidia_smi_pcie_throughput_tx_bytes_per_second "
         "gpu_gfx_activity amd_gpu_umc_activity gpu_junction_temperature amd_gpu_edge_temperature gpu_package_power "
         "gpu_average_package_power gpu_power_usage gpu_energy_consumed gpu_used_vram gpu_total_vram pcie_bandwidth "
@@ -540,8 +603,8 @@ EXPOSED = {
     ),
     "explained only": (
         "DCGM_FI_DRIVER_VERSION DCGM_EXP_CLOCK_EVENTS_COUNT DCGM_EXP_GPU_HEALTH_STATUS DCGM_EXP_P2P_STATUS "
-        "DCGM_FI_PROF_C2C_TX_ALL_BYTES nvidia_smi_gpu_info nvidia_smi_xid_errors_total nvidia_smi_fabric_state "
-        "nvidia_smi_xid_last_timestamp_seconds nvidia_smi_mig_count nvidia_smi_last_collect_success nvidia_smi_pstate "
+        "DCGM_FI_PROF_C2C_TX_ALL_BYTES nvidia_smi_fabric_state nvidia_smi_mig_count "
+        "nvidia_smi_last_collect_success nvidia_smi_pstate "
         "gpu_xgmi_nbr_0_tx_thrput gpu_violation_current gpu_health gpu_afid_errors pcie_speed rmsjob_info "
         "nvidia_gpu_jobId cgroup_memory_rss_bytes node_infiniband_info node_infiniband_vl15_dropped_total "
         "ipmi_temperature_state ipmi_fan_speed_rpm ipmi_up idrac_sensors_fan_speed idrac_power_supply_input_watts "
@@ -555,7 +618,15 @@ EXPOSED = {
         "slurm_account_jobs_pending slurm_cpus_alloc slurm_gpus_alloc slurm_node_cpu_alloc slurm_nodes_idle "
         "slurm_queue_pending slurm_job_alloc_cpus slurm_user_state_total slurm_pending_reason_total "
         "slurm_jobs_pending_total slurm_node_memory_bytes slurm_scheduler_cycle_last_seconds slurm_jobs_pending "
-        "slurm_nodes_powering_up slurm_node_gpus_alloc slurm_bf_cycle_last slurm_partition_gpus"
+        "slurm_nodes_powering_up slurm_node_gpus_alloc slurm_bf_cycle_last slurm_partition_gpus "
+        "DCGM_FI_NVML_VERSION nvidia_smi_clocks_event_reasons_gpu_idle nvidia_smi_clocks_event_reasons_sync_boost "
+        "nvidia_smi_clocks_event_reasons_counters_hw_power_braking_seconds gpu_ecc_correct_sdma gpu_ecc_uncorrect_umc "
+        "amd_gpu_ecc_deferred_gfx node_infiniband_legacy_packets_received_total "
+        "node_infiniband_legacy_packets_transmitted_total node_infiniband_legacy_multicast_packets_received_total "
+        "node_infiniband_roce_slow_restart_total node_infiniband_roce_slow_restart_cnps_total "
+        "volcano_e2e_scheduling_latency_milliseconds_count volcano_e2e_job_scheduling_latency_milliseconds_count "
+        "volcano_task_scheduling_latency_milliseconds_bucket volcano_queue_capacity_milli_cpu "
+        "slurm_scheduler_backfill_depth_mean slurm_scheduler_backfilled_jobs_since_start_total"
     ),
 }
 

@@ -18,6 +18,7 @@ _SUM: dict[str, Any] = {"kind": "counter_typed_gauge"}
 # Counters of errors by the part of the chip they were in.
 _BLOCKS = (
     "umc", "sdma", "gfx", "mmhub", "athub", "pcie_bif", "hdp", "xgmi_wafl", "df", "smn", "sem", "mp0", "mp1", "fuse",
+    "vcn", "jpeg", "mpio", "mca", "ih",
 )  # fmt: skip
 
 
@@ -57,6 +58,8 @@ ROWS: tuple[Metric, ...] = (
     *_amd("gpu_xgmi_link_rx", "link_rx_bytes_per_s", _KIB, entity="link", meaning="KB since it began", **_SUM),
     *_amd("gpu_xgmi_nbr_*_tx_thrput", "", 32.0, entity="link", meaning="bytes/s to one neighbour (beats of 32 bytes)"),
     *_amd("gpu_ecc_deferred_total", "", entity="health", meaning="deferred ECC errors", **_SUM),
+    *_amd("gpu_ecc_correct_* gpu_ecc_uncorrect_* gpu_ecc_deferred_*", "", entity="health",
+          meaning="ECC errors of one block; the total has them", **_SUM),
     *_amd("pcie_speed", "", entity="health", meaning="GT/s of a lane"),
     *_amd("pcie_bidirectional_bandwidth", "", entity="health", meaning="accumulated, both directions"),
     *_amd("gpu_violation_*", "", entity="health", meaning="residency of clock limits", **_SUM),

@@ -86,7 +86,8 @@ ROWS: tuple[Metric, ...] = (
     *clock_reasons(_rows, "CLOCKS_EVENT_REASONS CLOCK_THROTTLE_REASONS"),
     *_rows("XID_ERRORS XID_ERROR dcgm_xid_errors", "xid_last", kind="last_code"),
     *_rows("ECC_DBE_VOL_TOTAL dcgm_ecc_dbe_volatile_total", "ecc_uncorrected_total", **_COUNT),
-    *_rows("UNCORRECTABLE_REMAPPED_ROWS ROW_REMAP_UNCORRECTABLE_TOTAL", "remapped_rows_total", **_COUNT),
+    *_rows("UNCORRECTABLE_REMAPPED_ROWS ROW_REMAP_UNCORRECTABLE_TOTAL dcgm_uncorrectable_remapped_rows",
+           "remapped_rows_total", **_COUNT),
     *(
         row
         for part, name in _ERRORS.items()
@@ -112,10 +113,11 @@ ROWS: tuple[Metric, ...] = (
     *_health("ECC_SBE_VOL_TOTAL dcgm_ecc_sbe_volatile_total", "ecc_corrected_total", **_COUNT),
     *_health("ECC_DBE_AGG_TOTAL dcgm_ecc_dbe_aggregate_total", "ecc_uncorrected_aggregate_total", **_COUNT),
     *_health("ECC_SBE_AGG_TOTAL dcgm_ecc_sbe_aggregate_total", "ecc_corrected_aggregate_total", **_COUNT),
-    *_health("CORRECTABLE_REMAPPED_ROWS ROW_REMAP_CORRECTABLE_TOTAL", "remapped_rows_correctable_total", **_COUNT),
+    *_health("CORRECTABLE_REMAPPED_ROWS ROW_REMAP_CORRECTABLE_TOTAL dcgm_correctable_remapped_rows",
+             "remapped_rows_correctable_total", **_COUNT),
     *_health("RETIRED_SBE PAGE_RETIRED_SBE_TOTAL dcgm_retired_pages_sbe", "retired_pages_total", part="sbe", **_COUNT),
     *_health("RETIRED_DBE PAGE_RETIRED_DBE_TOTAL dcgm_retired_pages_dbe", "retired_pages_total", part="dbe", **_COUNT),
-    *_health("ROW_REMAP_FAILURE ROW_REMAP_FAILED", "is_remap_failed"),
+    *_health("ROW_REMAP_FAILURE ROW_REMAP_FAILED dcgm_row_remap_failure", "is_remap_failed"),
     *_health("ROW_REMAP_PENDING", "is_remap_pending", part="row"),
     *_health("RETIRED_PENDING PAGE_RETIRED_PENDING dcgm_retired_pages_pending", "is_remap_pending", part="page"),
     *_health("POWER_VIOLATION dcgm_power_violation", "power_violation_s_total", 1e-9, **_NS),
@@ -131,8 +133,8 @@ ROWS: tuple[Metric, ...] = (
              **_COUNT),
     *_health("CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS", "thermal_violation_s_total", 1e-9, rank=1, part="hw",
              **_COUNT),
-    *_health("DCGM_EXP_XID_ERRORS_COUNT", "xid_events", kind="window_count",
-             meaning="one series for each code: the largest count is taken"),
+    *_rows("DCGM_EXP_XID_ERRORS_COUNT", "xid_events", entity="xid", kind="window_count",
+           meaning="by xid; one series of 0 without a code when there was none"),
     *_health("GET_GPU_RECOVERY_ACTION GPU_RECOVERY_ACTION", "recovery_action"),
     # --- NVLinks one by one: `#` in the name, or a label `nvlink` ------------------------------------------------
     *_link("+NVLINK_L#_TX_BYTES +NVLINK_TX_BYTES_PER_LINK", "link_tx_bytes_per_s", **_RATE),
@@ -162,6 +164,7 @@ ROWS: tuple[Metric, ...] = (
              kind="counter", meaning="packets of a link"),
     *_health("NVLINK_COUNT_SYMBOL_BER_FLOAT NVLINK_SYMBOL_BER_RATIO", "",
              meaning="bit error ratio; small ones are printed as 0.000000"),
+    *_health("NVLINK_COUNT_SYMBOL_BER", "", kind="bitmask", meaning="bit error ratio, packed: mantissa and exponent"),
     *_health("FB_USED_PERCENT FB_USED_RATIO", "", meaning="0–1 despite the name: used / (total − reserved)"),
     *_health("MEM_MAX_OP_TEMP MEMORY_MAX_OP_TEMP_CELSIUS GPU_MAX_OP_TEMP GPU_MAX_OP_TEMP_CELSIUS SLOWDOWN_TEMP "
              "GPU_TEMP_SLOWDOWN_CELSIUS SHUTDOWN_TEMP GPU_TEMP_SHUTDOWN_CELSIUS", "",
@@ -176,6 +179,9 @@ ROWS: tuple[Metric, ...] = (
     *_health("VGPU_LICENSE_STATUS", "", meaning="1: licensed"),
     *_health("DCGM_EXP_CLOCK_EVENTS_COUNT", "", kind="window_count", meaning="events of a window, by clock_event"),
     *_health("DCGM_EXP_GPU_HEALTH_STATUS DCGM_EXP_P2P_STATUS", "", meaning="a state, though declared a counter"),
-    *_health("DCGM_FI_DRIVER_VERSION DCGM_FI_SYSTEM_DRIVER_VERSION", "", kind="info",
-             meaning="a label of every series, never part of a key"),
+    *_health("DCGM_FI_DRIVER_VERSION DCGM_FI_SYSTEM_DRIVER_VERSION VBIOS_VERSION SERIAL", "", kind="info",
+             meaning="a label of every series, never part of a key; kept with the board"),
+    *_health("DCGM_FI_NVML_VERSION DCGM_FI_SYSTEM_NVML_VERSION DCGM_FI_CUDA_DRIVER_VERSION BRAND NAME "
+             "INFOROM_IMAGE_VER ECC_INFOROM_VER POWER_INFOROM_VER OEM_INFOROM_VER INFOROM_CONFIG_CHECK "
+             "INFOROM_CONFIG_VALID", "", kind="info", meaning="a label of every series, never part of a key"),
 )  # fmt: skip

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 # What a series speaks of. Those of FED become rows of frames; the others are read by readers of queues, jobs and pods.
-Entity = Literal["gpu", "health", "link", "port", "node", "queue", "kubernetes", "job"]
-FED: tuple[Entity, ...] = ("gpu", "health", "link", "port", "node")
+# `xid`: one code of one GPU, as counted by its exporter; `features/xid_counts.py` makes columns of the GPU of it.
+Entity = Literal["gpu", "health", "xid", "link", "port", "node", "queue", "kubernetes", "job"]
+FED: tuple[Entity, ...] = ("gpu", "health", "xid", "link", "port", "node")
 ENTITIES: tuple[Entity, ...] = get_args(Entity)
 # How a value is to be understood, whatever type the exporter declares.
 Kind = Literal[
@@ -32,6 +33,8 @@ KINDS: dict[Kind, str] = {
     "info": "facts in labels, or an id as value",
 }
 MIB = 2.0**20
+BOARD = "_board"  # column of rows whose labels tell index, slot, model and versions of a GPU; their values say nothing
+HW_SLOW, HW_HOT = "_hw_slowdown", "_hw_thermal"
 LANE = "#"  # in a name: the number of an NVLink
 LANES = 18
 # Bits of the clock event reasons.
@@ -73,7 +76,7 @@ class Metric:
 
     @property
     def is_fed(self) -> bool:
-        """It becomes a column of a frame."""
+        """It becomes a column of a frame, or tells of the board behind one (`BOARD`)."""
         return bool(self.column) and self.entity in FED
 
     @property
@@ -81,6 +84,8 @@ class Metric:
         """It is a counter that feeds a rate: differences over time are taken first."""
         return self.kind in ("counter", "counter_typed_gauge") and self.column.endswith("_per_s")
 
+
+SLOW_MEANING = "a hardware slowdown that is not thermal makes is_power_brake true"
 
 Rows = Callable[..., list[Metric]]
 
@@ -96,9 +101,11 @@ def family(exporter: str, prefix: str = "", **shared: Any) -> Rows:
 
 
 def clock_reasons(rows: Rows, names: str) -> list[Metric]:
-    """The flags of a clock event bit mask. 0x8 alone says neither heat nor brake: 0x40 or 0x80 come with it."""
+    """The flags of a clock event bit mask. 0x8 comes with 0x40 or 0x80; without heat (0x40) it is one for power."""
     return [
         *rows(names, "is_thermal_slowdown", mask=SW_THERMAL | HW_THERMAL, kind="bitmask"),
         *rows(names, "is_power_brake", mask=HW_POWER_BRAKE, kind="bitmask"),
         *rows(names, "is_power_capped", mask=SW_POWER_CAP, kind="bitmask"),
+        *rows(names, HW_SLOW, mask=HW_SLOWDOWN, kind="bitmask", meaning=SLOW_MEANING),
+        *rows(names, HW_HOT, mask=HW_THERMAL, kind="bitmask", meaning=SLOW_MEANING),
     ]

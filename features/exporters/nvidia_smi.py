@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from features.exporters.metric import Metric, clock_reasons, family
+from features.exporters.metric import BOARD, HW_HOT, HW_SLOW, SLOW_MEANING, Metric, clock_reasons, family
 
 SMI = "nvidia_smi_"
 _smi = family("nvidia_gpu_exporter", SMI)
 _health = family("nvidia_gpu_exporter", SMI, entity="health")
+_xid = family("nvidia_gpu_exporter", SMI, entity="xid")
 _jobstats = family("jobstats", "nvidia_gpu_")
 _COUNT: dict[str, Any] = {"kind": "counter"}
 
@@ -48,6 +49,9 @@ ROWS: tuple[Metric, ...] = (
     *_flag("sw_thermal_slowdown", "is_thermal_slowdown", part="sw"),
     *_flag("hw_power_brake_slowdown", "is_power_brake"),
     *_flag("sw_power_cap", "is_power_capped"),
+    *_flag("hw_slowdown", HW_SLOW, meaning=SLOW_MEANING),
+    *_flag("hw_thermal_slowdown", HW_HOT, meaning=SLOW_MEANING),
+    *_smi("gpu_info", BOARD, kind="info", meaning="name, index, PCI bus id, serial and driver of a GPU in labels"),
     *_smi("ecc_errors_uncorrected_volatile_total", "ecc_uncorrected_total", **_COUNT),
     *_smi("remapped_rows_uncorrectable", "remapped_rows_total", **_COUNT),
     *_health("energy_joules_total", "energy_total_j", **_COUNT),
@@ -70,9 +74,17 @@ ROWS: tuple[Metric, ...] = (
     *_held("sw_thermal_slowdown", "thermal_violation_s_total", part="sw"),
     *_held("hw_thermal_slowdown", "thermal_violation_s_total", part="hw"),
     *_health("gpu_recovery_action", "recovery_action"),
-    *_health("gpu_info", "", kind="info", meaning="name, index, PCI bus id, serial and driver of a GPU in labels"),
-    *_health("xid_errors_total", "", kind="counter", meaning="XID errors, by xid"),
-    *_health("xid_last_timestamp_seconds", "", meaning="when the last XID came, s since 1970"),
+    *_xid("xid_errors_total", "_xid_total", **_COUNT, meaning="by xid, since the exporter began; there once it came"),
+    *_xid("xid_last_timestamp_seconds", "_xid_time", meaning="by xid, s since 1970: the newest is xid_last"),
+    *_health("clocks_event_reasons_gpu_idle clocks_throttle_reasons_gpu_idle clocks_event_reasons_sync_boost "
+             "clocks_throttle_reasons_sync_boost clocks_event_reasons_applications_clocks_setting "
+             "clocks_throttle_reasons_applications_clocks_setting clocks_event_reasons_supported "
+             "clocks_throttle_reasons_supported", "", meaning="other reasons for clocks below their highest"),
+    *_health("clocks_event_reasons_counters_hw_power_braking_seconds "
+             "clocks_event_reasons_counters_hw_power_brake_seconds "
+             "clocks_event_reasons_counters_hw_power_brake_slowdown_seconds "
+             "clocks_event_reasons_counters_hw_slowdown_seconds", "", kind="counter",
+             meaning="time held back by the external power brake or by hardware, s"),
     *_health("fabric_state", "", meaning="NVLink fabric: 0 not supported, 1 not started, 2 in progress, 3 done"),
     *_health("pstate", "", meaning="performance state, 0 highest"),
     *_health("mig_*", "", meaning="MIG instances"),

@@ -35,6 +35,9 @@ ROWS: tuple[Metric, ...] = (
     *_means(_vpenso, "scheduler_last_cycle scheduler_mean_cycle scheduler_backfill_last_cycle "
             "scheduler_backfill_mean_cycle", "length of a cycle, s (exposed in µs)", _MICRO),
     *_means(_vpenso, "scheduler_threads scheduler_queue_size scheduler_dbd_queue_size", "the scheduler's own queues"),
+    *_means(_vpenso, "scheduler_backfill_depth_mean scheduler_cycle_per_minute scheduler_backfilled_*_total",
+            "jobs and cycles of the schedulers"),
+    *_means(_vpenso, "rpc_stats* user_rpc_stats*", "calls that slurmctld served, by type or user"),
     *_means(_rivos, "job_alloc_cpus job_alloc_mem", "what a job holds, by jobid"),
     *_means(_rivos, "user_state_total partition_job_state_total account_job_state_total", "jobs in a state"),
     *_means(_rivos, "node_count_per_state", "nodes in a state"),

@@ -16,10 +16,13 @@ def _means(rows: Rows, names: str, meaning: str, scale: float = 1.0, **more: Any
 
 
 ROWS: tuple[Metric, ...] = (
-    *_means(_volcano, "e2e_scheduling_latency_milliseconds_bucket e2e_scheduling_latency_milliseconds_sum "
-            "e2e_job_scheduling_latency_milliseconds_bucket e2e_job_scheduling_latency_milliseconds_sum "
-            "task_scheduling_latency_milliseconds_bucket task_scheduling_latency_milliseconds_sum",
+    *_means(_volcano, " ".join(f"{name}_scheduling_latency_milliseconds_{end}" for name in ("e2e", "e2e_job", "task")
+                               for end in ("bucket", "sum")),
             "histogram of how long scheduling took, s (exposed in ms)", _MILLI, kind="counter"),
+    *_means(_volcano, " ".join(f"{name}_scheduling_latency_milliseconds_count" for name in ("e2e", "e2e_job", "task")),
+            "how many were scheduled", kind="counter"),
+    *_means(_volcano, "plugin_scheduling_latency_* action_scheduling_latency_*",
+            "histogram of one plugin or action of the scheduler, as exposed", kind="counter"),
     *_means(_volcano, "e2e_job_scheduling_duration", "how long scheduling of a job took, s (exposed in ms)", _MILLI),
     *_means(_volcano, "schedule_attempts_total", "attempts, by result", kind="counter"),
     *_means(_volcano, "pod_preemption_victims", "pods that the last preemption chose"),
@@ -27,13 +30,15 @@ ROWS: tuple[Metric, ...] = (
     *_means(_volcano, "unschedule_task_count unschedule_job_count", "what could not be scheduled"),
     *_means(_volcano, "job_share queue_share namespace_share", "share of the dominant resource"),
     *_means(_volcano, "job_retry_counts", "retries of a job", kind="counter"),
-    *_means(_volcano, "queue_allocated_milli_cpu queue_request_milli_cpu queue_deserved_milli_cpu",
+    *_means(_volcano, "queue_allocated_milli_cpu queue_request_milli_cpu queue_deserved_milli_cpu "
+            "queue_capacity_milli_cpu",
             "CPUs of a queue (exposed in thousandths)", _MILLI),
-    *_means(_volcano, "queue_allocated_memory_bytes queue_request_memory_bytes queue_deserved_memory_bytes",
+    *_means(_volcano, "queue_allocated_memory_bytes queue_request_memory_bytes queue_deserved_memory_bytes "
+            "queue_capacity_memory_bytes",
             "memory of a queue, bytes"),
     *_means(_volcano, "queue_allocated_scalar_resources queue_request_scalar_resources "
-            "queue_deserved_scalar_resources", "GPUs and the like of a queue (exposed in thousandths, but for pods)",
-            _MILLI),
+            "queue_deserved_scalar_resources queue_capacity_scalar_resources",
+            "GPUs and the like of a queue (exposed in thousandths, but for pods)", _MILLI),
     *_means(_volcano, "queue_weight queue_overused", "weight of a queue; 1: it uses more than it deserves"),
     *_means(_volcano, "queue_pod_group_inqueue_count queue_pod_group_pending_count queue_pod_group_running_count "
             "queue_pod_group_unknown_count", "pod groups of a queue in a state"),

@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import polars as pl
 
 from features import metrics
-from features.exporters.metric import FED
+from features.exporters.metric import BOARD, FED
 from features.identity import board_facts
 from features.vocabulary import BOARD_FACTS, conform
 from pipelines.sources.rates import Counter
@@ -33,6 +33,7 @@ class Names:
         self.ids = {(v.entity, v.label): i for i, v in enumerate(self.variants)}
         self.kind = np.array([FED.index(v.entity) for v in self.variants])
         self.is_rate = np.array([any(row.is_differentiated for row in v.rows) for v in self.variants])
+        self.is_board = np.array([all(row.column == BOARD for row in v.rows) for v in self.variants])
 
 
 @functools.lru_cache(maxsize=32)
@@ -53,6 +54,15 @@ class Entity(NamedTuple):
     link: int | None = None
     device: str = ""
     port: str = ""
+    xid: int | None = None
+
+
+class Workloads(Protocol):
+    """Who knows what stands behind the labels of workloads, as `kubernetes_names.PodNames`."""
+
+    def node(self, labels: Mapping[str, str]) -> str: ...
+
+    def token(self, labels: Mapping[str, str]) -> str: ...
 
 
 class Index:
@@ -63,10 +73,13 @@ class Index:
 
     Args:
         table: The vocabulary; with a user's own mappings where there are some.
+        workloads: Tells node and job behind labels of pods. With it the job of a GPU's series may be a token, for
+            `workloads` to replace in the frames. None: labels of pods are passed over.
     """
 
-    def __init__(self, table: metrics.MetricTable = metrics.DEFAULT) -> None:
+    def __init__(self, table: metrics.MetricTable = metrics.DEFAULT, workloads: Workloads | None = None) -> None:
         self.table = table
+        self._workloads = workloads
         self.names = _names(table)
         self.entities: list[Entity] = []
         self.counters: dict[tuple[int, int], Counter] = {}
@@ -96,8 +109,12 @@ class Index:
         """
         resolved = None
         lane, variants = (None, (_UP,)) if name == UP else self.table.variants.get(name, (None, ()))
+        if self._workloads is not None and variants:
+            node = node or self._workloads.node(labels)
         for variant in variants:
             identity = metrics.identify(variant.rows[0], labels, node, lane)
+            if self._workloads is not None and identity is not None and variant.entity == "gpu" and not identity.job_id:
+                identity = identity._replace(job_id=self._workloads.token(labels))
             if identity is not None:
                 # What is of the GPU as a whole, or of a port, is one row whoever brought it.
                 origin = group if variant.entity in ("gpu", "node") else ""

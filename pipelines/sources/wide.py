@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from features import metrics
+from features import metrics, xid_counts
 from features.exporters.metric import FED
 from features.vocabulary import TIME, conform
 from pipelines.sources import empty_frame, gpu_frame, node_frame
@@ -26,6 +26,7 @@ __all__ = [
 _KEYS: dict[metrics.Entity, tuple[str, ...]] = {
     "gpu": ("node", "gpu_uuid", "gpu_index", "job_id", "mig_instance", "mig_profile"),
     "health": ("node", "gpu_uuid"),
+    "xid": ("node", "gpu_uuid", "xid"),
     "link": ("node", "gpu_uuid", "link"),
     "port": ("node", "device", "port"),
     "node": ("node",),
@@ -37,8 +38,9 @@ _SUMS = {
     "nvlink_rx_bytes_per_s": "link_rx_bytes_per_s",
     "nvlink_error_total": "link_error_total",
 }
+_UNKNOWN = "unknown_flags"
 LINK_TRAFFIC = ("link_tx_bytes_per_s", "link_rx_bytes_per_s")
-_KEY_TYPES: dict[str, type[pl.DataType]] = {"gpu_index": pl.Int32, "link": pl.Int32}
+_KEY_TYPES: dict[str, type[pl.DataType]] = {"gpu_index": pl.Int32, "link": pl.Int32, "xid": pl.Int32}
 
 
 class Frames(NamedTuple):
@@ -72,15 +74,56 @@ def to_frames(samples: Samples, index: Index, cluster: str) -> Frames:
         cluster: Name of the cluster, for the key.
     """
     samples = _with_rates(samples, index)
+    is_board = index.names.is_board[samples.name]
+    places = _places(_select(samples, is_board), index) if is_board.any() else None
+    samples = _select(samples, ~is_board) if is_board.any() else samples
     kinds = index.names.kind[samples.name]
     made: dict[metrics.Entity, tuple[pl.DataFrame, pl.Series]] = {
         entity: _frame(_select(samples, kinds == number), index, cluster, entity) for number, entity in enumerate(FED)
     }
     (gpu, gpu_group), link = made["gpu"], made["link"][0]
+    gpu, health = _with_codes(_placed(gpu, places), made["health"][0], made["xid"][0])
     return Frames(
-        gpu_frame(_with_links(gpu, link)), made["node"][0], gpu_group, made["node"][1],
-        made["health"][0], link, made["port"][0],
-    )  # fmt: skip
+        gpu_frame(_with_links(gpu, link)), made["node"][0], gpu_group, made["node"][1], health, link, made["port"][0]
+    )
+
+
+def _places(samples: Samples, index: Index) -> pl.DataFrame:
+    """Indices of GPUs of which other series than their samples tell: `node`, `gpu_uuid`, `ts`, `place`."""
+    present, where = np.unique(np.repeat(samples.entity, samples.counts), return_inverse=True)
+    owners = [index.entities[number] for number in present]
+    told = pl.DataFrame(
+        [(owner.node, owner.gpu_uuid, owner.gpu_index) for owner in owners],
+        schema={"node": pl.String, "gpu_uuid": pl.String, "place": pl.Int32},
+        orient="row",
+    )[where]
+    ts = pl.Series("ts", samples.ts_ms, dtype=pl.Int64).cast(pl.Datetime("ms", "UTC")).cast(TIME)
+    told = told.with_columns(ts)
+    return told.drop_nulls().unique(["node", "gpu_uuid", "ts"], keep="last")
+
+
+def _placed(gpu: pl.DataFrame, places: pl.DataFrame | None) -> pl.DataFrame:
+    """Samples with the index that the same scrape told: it changes when a node boots."""
+    if places is None or gpu.is_empty():
+        return gpu
+    gpu = gpu.join(places, on=["node", "gpu_uuid", "ts"], how="left", maintain_order="left")
+    return gpu.with_columns(pl.coalesce("gpu_index", "place").alias("gpu_index")).drop("place")
+
+
+def _with_codes(gpu: pl.DataFrame, health: pl.DataFrame, codes: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Counts of XID codes with the health of their GPU; the code that came last with its samples."""
+    if codes.is_empty():
+        return gpu, health
+    key, name = list(xid_counts.KEY), "xid_last"
+    folded = xid_counts.folded(codes)
+    told = folded.filter(pl.any_horizontal(pl.col("xid_events", "xid_counts").is_not_null())).drop(name)
+    health = health.drop("xid_events", "xid_counts").join(told, on=key, how="full", coalesce=True)
+    last = folded.filter(pl.col(name).is_not_null()).select(*key, pl.col(name).alias("_last"))
+    if not last.is_empty() and not gpu.is_empty():
+        given = [name] if name in gpu.columns else []
+        gpu = gpu.join(last, on=key, how="left", maintain_order="left")
+        gpu = gpu.with_columns(pl.coalesce([*given, "_last"]).alias(name)).drop("_last")
+    return gpu, conform(health, "core_gpu_health")
 
 
 def lacks_link_sums(samples: Samples, index: Index) -> bool:
@@ -130,6 +173,8 @@ def _select(samples: Samples, series: np.ndarray) -> Samples:
 
 
 def _empty(entity: metrics.Entity) -> pl.DataFrame:
+    if entity == "xid":
+        return pl.DataFrame()
     if entity in _TABLES:
         return empty_frame(_TABLES[entity])
     return gpu_frame() if entity == "gpu" else node_frame()
@@ -155,8 +200,12 @@ def _frame(samples: Samples, index: Index, cluster: str, entity: metrics.Entity)
     if UP in frame.columns:
         frame = frame.with_columns((pl.col(UP) > 0).alias("is_up")).drop(UP)
     frame = metrics.to_columns(frame, entity, index.table)
+    if entity == "gpu" and _UNKNOWN not in frame.columns:
+        frame = frame.with_columns(pl.lit(None, dtype=pl.String).alias(_UNKNOWN))
     if entity in _TABLES:
         return conform(frame, _TABLES[entity]), known["group"]
+    if entity == "xid":
+        return frame, known["group"]
     return (gpu_frame(frame) if entity == "gpu" else node_frame(frame)), known["group"]
 
 
