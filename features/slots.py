@@ -6,6 +6,8 @@ goes with the UUID of the board. Only this history belongs here. Pure functions 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from features.vocabulary import TIME, conform, schema
@@ -100,22 +102,40 @@ def _spans(changes: pl.DataFrame) -> pl.DataFrame:
     return spans.with_columns(follows.alias("end_time")).select(schema("core_slots").keys())
 
 
-def slot_of(frame: pl.DataFrame, slots: pl.DataFrame) -> pl.DataFrame:
+def slot_of(frame: pl.DataFrame, slots: pl.DataFrame, facts: Sequence[str] = ()) -> pl.DataFrame:
     """The frame with the `slot` in which each board sat at that time.
 
     Args:
         frame: `ts`, `cluster`, `node`, `gpu_uuid` and whatever else.
         slots: Rows of `core_slots`.
+        facts: Other columns of them to add, as `driver_version`; the frame has none of these names.
 
     Returns:
-        The same rows in the same order with a column `slot`; null where no interval covers the time.
+        The same rows in the same order with a column `slot` and the facts; null where no interval covers the time.
     """
-    spans = slots.select("cluster", "node", "gpu_uuid", "start_time", pl.col("end_time").alias("_end"), "slot")
+    added = ["slot", *facts]
+    spans = slots.select("cluster", "node", "gpu_uuid", "start_time", pl.col("end_time").alias("_end"), *added)
     rows = frame.with_row_index("_row").sort("ts")
     found = rows.join_asof(
         spans.sort("start_time"), left_on="ts", right_on="start_time", by=["cluster", "node", "gpu_uuid"],
         check_sortedness=False,
     )  # fmt: skip
     inside = pl.col("_end").is_null() | (pl.col("ts") < pl.col("_end"))
-    found = found.with_columns(pl.when(inside).then(pl.col("slot")).alias("slot"))
-    return found.sort("_row").select(*frame.columns, "slot")
+    found = found.with_columns(pl.when(inside).then(pl.col(name)).alias(name) for name in added)
+    return found.sort("_row").select(*frame.columns, *added)
+
+
+def without_removed(frame: pl.DataFrame, slots: pl.DataFrame) -> pl.DataFrame:
+    """The rows of boards that are still where they were: what a board did before it was taken out speaks of it alone.
+
+    Args:
+        frame: `cluster`, `node`, `gpu_uuid` and whatever else.
+        slots: Rows of `core_slots`, those that ended among them.
+
+    Returns:
+        The rows in their order without those of boards whose last interval on that node has ended. Boards without any
+        interval stay.
+    """
+    board = ["cluster", "node", "gpu_uuid"]
+    removed = slots.group_by(board).agg(pl.col("end_time").is_not_null().all().alias("_removed")).filter("_removed")
+    return frame.join(removed, on=board, how="anti", maintain_order="left")

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from features import xids
+from features.cleaning_counters import counter_deltas
 from models.fault_history import DAY_S, HOUR_S, FaultHistory
 from models.node_failure import CLIMATOLOGY_VERSION, HORIZONS_S, NodeFailureForecaster, NodeModelError, baseline
 from models.registry import Registry, RegistryError
@@ -42,7 +43,8 @@ def forecast_nodes(
         registry: The cluster's registry; None: climatology answers.
         nodes: Rows of `core_nodes`.
         faults: Rows of `core_faults`; later ones than `now` change nothing.
-        signs: Rows of `core_gpu_hours` of the last week, for reasons; None: none known.
+        signs: Rows of `core_gpu_hours` of the last week, for reasons, and `driver_version` where known, with which
+            counters begin anew; None: none known.
         now: The moment, UTC.
 
     Returns:
@@ -120,14 +122,18 @@ def _signs(signs: pl.DataFrame | None) -> dict[str, list[str]]:
         return {}
     out: dict[str, list[str]] = {}
     ordered = signs.sort("ts")
+    breaks = [name for name in ("driver_version",) if name in ordered.columns]
     for name, words in _COUNTERS.items():
         if name not in ordered.columns:
             continue
-        # Rises alone count: a counter that starts over has had its driver loaded anew.
-        rise = pl.col(name).diff().clip(lower_bound=0).over("node", "gpu_uuid")
-        sums = ordered.with_columns(rise.alias("_rise")).group_by("node").agg(pl.col("_rise").sum())
         least = NVLINK_MIN if name == "nvlink_error_total" else 1.0
-        for node, total in sums.filter(pl.col("_rise") >= least).sort("node").iter_rows():
+        grown = pl.col(f"{name}_increase")
+        sums = (
+            counter_deltas(ordered, [name], keys=("node", "gpu_uuid"), break_on=breaks)
+            .group_by("node")
+            .agg(grown.sum())
+        )
+        for node, total in sums.filter(grown >= least).sort("node").iter_rows():
             out.setdefault(node, []).append(f"{total:.0f} new {words} in a week")
     if "xid_last" in ordered.columns:
         codes = ordered.filter(pl.col("xid_last").is_in(list(xids.HARDWARE)))

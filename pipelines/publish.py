@@ -199,13 +199,21 @@ def publish_node_risks(
 
 
 def recent_signs(store: Store, cluster: str, now: datetime) -> pl.DataFrame:
-    """Hourly samples of the last week, which warn of faults: counters, temperatures, XIDs by GPU."""
-    return store.query(
-        "SELECT ts, node, gpu_uuid, xid_last, ecc_uncorrected_total, remapped_rows_total, nvlink_error_total, "
+    """Hourly samples of the last week, which warn of faults: counters, temperatures, XIDs by GPU, with its driver.
+
+    Boards that were taken out since are left out: what they did is no sign of the node any more.
+    """
+    from features.slots import slot_of, without_removed
+
+    hours = store.query(
+        'SELECT ts, "cluster", node, gpu_uuid, xid_last, ecc_uncorrected_total, remapped_rows_total, '
+        "nvlink_error_total, "
         'gpu_temp_c, mem_temp_c, gpu_temp_margin_c, is_thermal_slowdown FROM core_gpu_hours WHERE "cluster" = ? '
         "AND ts >= ? AND ts < ? ORDER BY node, gpu_uuid, ts",
         [cluster, now - timedelta(days=7), now],
     )
+    slots = store.query('SELECT * FROM core_slots WHERE "cluster" = ? AND start_time < ?', [cluster, now])
+    return slot_of(without_removed(hours, slots), slots, ["driver_version"])
 
 
 def node_risks(rows: pl.DataFrame) -> list[NodeRisk]:

@@ -241,6 +241,26 @@ def test_risks_say_why(tmp_path):
     assert later.equals(rows)
 
 
+@pytest.mark.parametrize(
+    ("values", "drivers", "words"),
+    [
+        ([0.0, 40.0, 5.0, 8.0], [None] * 4, "48 new uncorrected ECC errors in a week"),  # it began anew before the 5
+        ([0.0, 2.0, 50.0, 51.0], ["570", "570", "580", "580"], "3 new uncorrected ECC errors in a week"),
+        ([0.0, 2.0, None, 4294967295.0], ["570", None, "570", "570"], "2 new uncorrected ECC errors in a week"),
+    ],
+)
+def test_growth_goes_on_after_a_reset_and_not_over_a_new_driver(values, drivers, words):
+    signs = pl.DataFrame(
+        {
+            "ts": [day(9) + timedelta(hours=h) for h in range(4)], "node": ["a"] * 4, "gpu_uuid": ["g"] * 4,
+            "ecc_uncorrected_total": values, "driver_version": drivers,
+        },
+        schema_overrides={"driver_version": pl.String},
+    )  # fmt: skip
+    rows = forecast_nodes(None, nodes_frame(["a"]), faults([]), signs, day(10))
+    assert rows["reasons"].to_list() == [words]
+
+
 def test_a_damaged_champion_gives_way(tmp_path):
     record, names = fleet(nodes=200, days=200, seed=3)
     registry = Registry(tmp_path)

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from pipelines.publish import recent_signs
 from pipelines.settings import IngestSettings
 from pipelines.slots import derive_slots, write_boards
 from pipelines.sources.exposition import parse_page
@@ -71,3 +72,29 @@ def test_labels_tell_slot_model_and_driver_and_are_kept_when_they_change(tmp_pat
     assert rows["gpu_model"].to_list() == ["NVIDIA H100 80GB HBM3"] * 2
     assert rows["gpu_index"].to_list() == [0, 0]
     assert rows["end_time"].to_list() == [START + seconds(120), None]
+
+
+def test_signs_of_a_node_are_those_of_the_boards_it_has_with_their_drivers(tmp_path):
+    hours = pl.DataFrame(
+        {
+            "ts": [START + seconds(3600 * h) for h in (0, 1, 2)] * 2, "cluster": ["a"] * 6, "node": ["n1"] * 6,
+            "gpu_uuid": ["old"] * 3 + ["stays"] * 3, "ecc_uncorrected_total": [0.0, 9.0, 9.0, 0.0, 1.0, 1.0],
+        }
+    )  # fmt: skip
+    slots = pl.DataFrame(
+        [
+            ("0", "old", "570", 0, 7200), ("0", "new", "570", 7200, None), ("1", "stays", "570", 0, 7200),
+            ("1", "stays", "580", 7200, None),
+        ],
+        schema=["slot", "gpu_uuid", "driver_version", "start", "end"], orient="row",
+    ).select(
+        "slot", "gpu_uuid", "driver_version", pl.lit("a").alias("cluster"), pl.lit("n1").alias("node"),
+        *((START + pl.duration(seconds=name)).alias(f"{name}_time") for name in ("start", "end")),
+    )  # fmt: skip
+    with Store.open(f"sqlite:{tmp_path}/catalogue.sqlite", str(tmp_path / "data")) as store:
+        store.transact(lambda w: w.append("core_gpu_hours", hours))
+        store.transact(lambda w: w.append("core_slots", slots))
+        found = recent_signs(store, "a", START + seconds(10_800))
+    assert found.select("gpu_uuid", "slot", "driver_version").rows() == [
+        ("stays", "1", "570"), ("stays", "1", "570"), ("stays", "1", "580"),
+    ]  # fmt: skip

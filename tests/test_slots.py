@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from features.slots import slot_history, slot_of
+from features.slots import slot_history, slot_of, without_removed
 from features.vocabulary import TIME, schema
 
 T0 = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -126,6 +126,14 @@ def test_slot_at_a_time() -> None:
     found = slot_of(asked, history)
     assert found["slot"].to_list() == ["1b", "8d", "8d", None, None]
     assert found["xid"].to_list() == [1, 2, 3, 4, 5]
+    drivers = slot_history(seen((0, "n1", "8d", "A"), (60, "n1", "8d", "A"), driver_version=["570", "580"]))
+    told = slot_of(asked.filter(node="n1", gpu_uuid="A"), drivers, ["driver_version"])
+    assert told["driver_version"].to_list() == ["570", "580", None]
+    # A has left n1, and is on n2; of Z nothing is known.
+    more = pl.concat([asked, asked.head(1).with_columns(gpu_uuid=pl.lit("Z"))])
+    assert without_removed(more, history).select("node", "gpu_uuid").rows() == [("n2", "A"), ("n1", "B"), ("n2", "Z")]
+    assert without_removed(more, drivers).equals(more)
+    assert without_removed(more, drivers.clear()).equals(more)
 
 
 SIGHTINGS = st.tuples(
