@@ -71,7 +71,7 @@ class PrometheusSource:
         # for links that only count (AMD), which nothing sums up. The traffic of other links is asked for where some GPU
         # has no sum; their errors are not: there are very many, and no forecast looks at them.
         sums = (n for n in table.names["link"] if any(r.kind == "counter_typed_gauge" for r in table.by_name[n]))
-        quick = dict.fromkeys((*table.names["gpu"], *table.names["node"], *sums, UP))
+        quick = dict.fromkeys((*table.names["gpu"], *table.names["node"], *table.names["xid"], *sums, UP))
         self._more = f",{matcher}" if matcher else ""
         self._reader = RangeReader(self._apis, self._names, matcher, exporter_interval_s * 1000)
         self._quick = RangeReader(self._apis, tuple(quick), matcher, exporter_interval_s * 1000)
@@ -122,7 +122,7 @@ class PrometheusSource:
         """The newest sample of each GPU and node within two exporter intervals of the server's now.
 
         A GPU whose series ended is not repeated. Quantities of a GPU that come from several scrape jobs stand in one
-        row, with the newest of their times.
+        row, with the newest of their times. Of the health of GPUs only the counts of XID codes are asked for.
 
         Raises:
             SourceError: No whole answer came.
@@ -145,6 +145,7 @@ class PrometheusSource:
             gpu_frame(_newest(frames.gpu, frames.gpu_group, ["cluster", "node", "gpu_uuid", "mig_instance"])),
             node_frame(_newest(frames.node, frames.node_group, ["cluster", "node"])),
             warnings,
+            _newest(frames.health, pl.repeat("", len(frames.health), eager=True), ["cluster", "node", "gpu_uuid"]),
         )
 
     def _take_warnings(self) -> list[str]:
