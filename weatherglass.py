@@ -7,6 +7,7 @@ what to do); 2 wrong usage or a wrong setting; 130 stopped by Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import sys
 from collections.abc import Generator
@@ -390,9 +391,9 @@ def config_check() -> None:
 
     Files, certificates and folders that they name are looked at, and so are the ports of one host.
     """
-    settings = _settings(with_files=True)
-    names = ", ".join(sorted(settings.clusters)) or "none: add a [clusters.NAME] block"
-    click.echo(f"settings are right; clusters: {names}")
+    from pipelines.commands import check_settings
+
+    check_settings(_settings(with_files=True))
 
 
 @config.command("example", epilog=_example("weatherglass config example > weatherglass.toml"))
@@ -409,7 +410,7 @@ def config_example() -> None:
 @click.option("--cluster", help="With the own mappings of this cluster.")
 @click.option("--markdown", is_flag=True, help="Print docs/metrics.md.")
 def metrics(text: str, column: str, cluster: str | None, markdown: bool) -> None:
-    """List the exporters' metrics that are known and what they feed.
+    """List known metrics and what they feed.
 
     TEXT is a part of a metric's or an exporter's name.
     """
@@ -424,7 +425,9 @@ def metrics(text: str, column: str, cluster: str | None, markdown: bool) -> None
         return
     rows = select(table, text, column)
     if not rows:
-        known = "" if not column or column in COLUMNS else f": there is no column {column!r}"
+        near = difflib.get_close_matches(column, COLUMNS, n=1)
+        meant = f", did you mean {near[0]}?" if near else ""
+        known = "" if not column or column in COLUMNS else f": there is no column {column!r}{meant}"
         raise CommandError(f"no metric matches{known}; `weatherglass metrics` lists all")
     click.echo(to_text(rows))
 

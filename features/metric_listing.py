@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from features.exporters.metric import KINDS, LANE, Metric
+from features.exporters.metric import FED, KINDS, LANE, Metric
 from features.metrics import ENTITY_COLUMNS, MetricTable
 from features.vocabulary import COLUMNS
 
@@ -108,7 +108,10 @@ def to_text(rows: Iterable[Metric]) -> str:
     """One line a row: name, what it feeds, scale, kind, the rest."""
     lines = []
     for row in rows:
-        rest = "; ".join([*_conditions(row), *([row.meaning] if row.meaning else [])])
+        is_left_out = row.entity in FED and not row.is_fed
+        rest = "; ".join(
+            [*(["not read"] if is_left_out else []), *_conditions(row), *([row.meaning] if row.meaning else [])]
+        )
         scale = "" if row.scale == 1 else f"×{row.scale:.10g}"
         lines.append(f"{row.name:<62} {_feeds(row):<38} {scale:<12} {row.kind:<20} {rest}".rstrip())
     return "\n".join(lines)

@@ -7,6 +7,7 @@ received stay as they were (times the scale), so that `features/cleaning.py` can
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -169,8 +170,10 @@ def _changed(name: str, fields: Mapping[str, Any], known: list[Metric]) -> list[
         column = given["column"]
         homes = [entity for entity, columns in ENTITY_COLUMNS.items() if column in columns]
         if column and not homes:
-            every = sorted({c for columns in ENTITY_COLUMNS.values() for c in columns})
-            raise MetricError(f"{name}: column = {column!r}: no such column; valid: {', '.join(every)}")
+            every = sorted({c for columns in ENTITY_COLUMNS.values() for c in columns if not c.startswith("_")})
+            near = difflib.get_close_matches(column, every, n=3, cutoff=0.6)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"valid: {', '.join(every)}"
+            raise MetricError(f"{name}: column = {column!r}: no such column; {hint}")
         if len(homes) > 1 and "entity" not in given:
             raise MetricError(f"{name}: column = {column!r}: set entity to one of {', '.join(homes)}")
         entity = given.pop("entity", homes[0] if homes else "gpu")

@@ -34,6 +34,20 @@ def duration(text: str) -> timedelta:
     return timedelta(seconds=length_s)
 
 
+def check_settings(settings: Settings) -> None:
+    """Say that settings are right, of which clusters, and what in them is hardly meant.
+
+    Raises:
+        SettingsError: There is no cluster in them.
+    """
+    from pipelines.settings_checks import remarks
+
+    names = clusters_of(settings, None)
+    print(f"settings are right; cluster{'' if len(names) == 1 else 's'}: {', '.join(names)}")
+    for remark in remarks(settings):
+        print(f"  look at {remark}")
+
+
 def make_token(settings: Settings, name: str, role: str, clusters: Iterable[str]) -> None:
     """Make an API token and print it once."""
     from scheduler_hints.tokens import create_token
@@ -72,7 +86,9 @@ def remove_token(settings: Settings, name: str) -> None:
 
 def _tokens_file(settings: Settings) -> Path:
     if not settings.api.tokens_file:
-        raise CommandError("api.tokens_file is empty: set it to the file that tokens are kept in, hashed")
+        raise CommandError(
+            'api.tokens_file is empty: set it under [api], as tokens_file = "tokens.json": they are kept there, hashed'
+        )
     return Path(settings.api.tokens_file)
 
 

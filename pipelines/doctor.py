@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.commands import TASKS
 from pipelines.settings import Settings
+from pipelines.settings_checks import remarks
 from pipelines.words import counted
 
 if TYPE_CHECKING:
@@ -209,6 +210,8 @@ def findings(settings: Settings) -> Iterator[Finding]:
     if not has_state:
         what = "models" if is_elsewhere else "store, models"
         yield Finding(what, True, "not looked at: mend the state folder first", is_skipped=True)
+    for remark in remarks(settings):
+        yield Finding("settings", True, remark, is_odd=True)
     if not settings.clusters:
         yield Finding("clusters", False, "none in the settings; add a [clusters.NAME] block")
     checks: list[_Check] = []

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from pipelines.settings_checks import contradictions
 from pipelines.settings_files import broken_files, port_conflicts
-from pipelines.settings_reading import ENV_OTHER, ENV_PREFIX, SettingsError, explain, message, overlay
+from pipelines.settings_reading import ENV_OTHER, ENV_PREFIX, SettingsError, explain, message, overlay, toml_fault
 
 if TYPE_CHECKING:
     from features.metrics import MetricTable
@@ -362,5 +362,5 @@ def load_settings(
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file}: not valid TOML: {error}") from None
+        raise SettingsError(f"{file}: not valid TOML: {toml_fault(error)}") from None
     return parse_settings(data, environ, str(file), with_files=with_files)

@@ -26,6 +26,48 @@ def contradictions(settings: Settings) -> Iterator[Problem]:
             yield ("clusters", name, setting), text
 
 
+def remarks(settings: Settings) -> Iterator[str]:
+    """What works, and is hardly meant: one sentence each, beginning with the setting."""
+    ingest = settings.ingest
+    if ingest.overlap_s > ingest.window_s:
+        yield (
+            f"ingest.window_s = {ingest.window_s:g}: ingest.overlap_s = {ingest.overlap_s:g} is longer, so that every "
+            "sample is read several times: make windows longer or the overlap shorter"
+        )
+    for name, cluster in settings.clusters.items():
+        interval_s = cluster.exporter_interval_s
+        if cluster.tick_s < interval_s / 2:
+            yield (
+                f"clusters.{name}.tick_s = {cluster.tick_s:g}: samples come every {interval_s:g} s only "
+                "(exporter_interval_s), so that most ticks see nothing new: make them equal"
+            )
+        if ingest.window_s < interval_s:
+            yield (
+                f"ingest.window_s = {ingest.window_s:g}: samples of {name} come every {interval_s:g} s only "
+                "(exporter_interval_s), so that windows are empty: make them longer"
+            )
+
+
+_LABEL = r"""(?:[A-Za-z_][A-Za-z0-9_]*|"(?:[^"\\]|\\.)+")"""
+_TEXT = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`)"""
+_MATCHER = re.compile(rf"\s*{_LABEL}\s*(?:=~|!~|!=|=)\s*{_TEXT}\s*")
+
+
+def _matcher_fault(matcher: str) -> str:
+    """What is wrong with label matchers; empty: nothing."""
+    example = 'it must be label matchers as they stand between braces, as \'cluster="a",dc=~"b|c"\''
+    if matcher.strip().startswith("{"):
+        return f"write it without the braces: {example}"
+    at = 0
+    while at < len(matcher):
+        found = _MATCHER.match(matcher, at)
+        if found is None or (found.end() < len(matcher) and matcher[found.end()] != ","):
+            is_bare = re.match(rf"\s*{_LABEL}\s*(?:=~|!~|!=|=)\s*[^\s\"'`]", matcher[at:])
+            return f"{'the value wants quotes: ' if is_bare else ''}{example}"
+        at = found.end() + 1
+    return ""
+
+
 def _is_http(url: str) -> bool:
     try:
         parts = urlsplit(url)
@@ -43,6 +85,10 @@ def _of_cluster(cluster: Cluster) -> Iterator[tuple[str, str]]:
     asks_prometheus = cluster.telemetry == "prometheus" or cluster.jobs == "kubernetes"
     if asks_prometheus and not _is_http(cluster.prometheus_url):
         yield "prometheus_url", f"{shown(cluster.prometheus_url)}: it must be http://HOST[:PORT] or https://HOST[:PORT]"
+    elif asks_prometheus and (found := re.search(r"/api/v1(/.*)?$", urlsplit(cluster.prometheus_url).path)):
+        yield "prometheus_url", f"{shown(cluster.prometheus_url)}: it must be the part before {found[0]}"
+    if asks_prometheus and (fault := _matcher_fault(cluster.prometheus_matcher)):
+        yield "prometheus_matcher", f"{cluster.prometheus_matcher!r}: {fault}"
     rest = cluster.slurm_rest_url
     if rest and not _is_http(rest) and not rest.removeprefix("unix:").startswith("/"):
         yield "slurm_rest_url", f"{shown(rest)}: it must be http://HOST[:PORT] or unix:/PATH"

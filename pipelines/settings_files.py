@@ -132,6 +132,8 @@ def broken_files(settings: Settings) -> Iterator[Problem]:
         for setting, text in _of_cluster(cluster):
             yield ("clusters", name, setting), f"{getattr(cluster, setting)!r}: {text}"
     yield from _of_tokens(settings.api.tokens_file)
+    if fault := _open_api(settings):
+        yield ("api", "host"), f"{settings.api.host!r}: {fault}"
     yield from _places(settings)
 
 
@@ -189,6 +191,17 @@ def _no_tools(folder: str) -> str:
         return f"no such folder: it must hold {', '.join(_SLURM_TOOLS)}; empty: they are found on PATH"
     lacking = [tool for tool in _SLURM_TOOLS if not os.access(Path(folder) / tool, os.X_OK)]
     return f"lacks {', '.join(lacking)}, or this user may not run them" if lacking else ""
+
+
+def _open_api(settings: Settings) -> str:
+    from scheduler_hints.tokens import is_loopback
+
+    if settings.api.tokens_file or settings.api.insecure or is_loopback(settings.api.host):
+        return ""
+    return (
+        "is open to others, so they must give a token: set api.tokens_file and make some with `weatherglass token "
+        "create NAME`, or set api.insecure = true"
+    )
 
 
 def _of_tokens(path: str) -> Iterator[Problem]:

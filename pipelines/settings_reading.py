@@ -114,12 +114,37 @@ def _choices(root: type[BaseModel], location: Location) -> str:
     return f"valid names: {', '.join(names)}{hint}"
 
 
+def _table(root: type[BaseModel], location: Location) -> str:
+    """How to write what must be a table."""
+    if location[0] == "clusters" and len(location) <= 2:
+        is_setting = len(location) == 2 and location[1] in _cluster_fields(root)
+        why = "is a setting of one cluster, and they have names" if is_setting else "the clusters have names"
+        return f"{why}: write [clusters.NAME], and the cluster's settings below it"
+    if len(location) == 1:
+        return f"is a section: write [{location[0]}], and its settings below it"
+    return f"must be a table: write {location[-1]} = {{ … }}"
+
+
+def toml_fault(error: Exception) -> str:
+    """What is wrong with a text that is no TOML, in words of TOML."""
+
+    def dotted(found: re.Match[str]) -> str:
+        return ".".join(re.findall(r"'([^']*)'", found[0]))
+
+    text = re.sub(r"\((?:'[^']*'(?:, )?)+,?\)", dotted, str(error))
+    if text.startswith(("Cannot declare", "Cannot mutate immutable")):
+        text += ": it, or the table it stands in, is written further up, as { … } perhaps; use one form for all of it"
+    return text
+
+
 def explain(root: type[BaseModel], error: ValidationError) -> Iterator[Problem]:
     """Location of each wrong setting, and what is wrong with it."""
     for item in error.errors():
         location = tuple(item["loc"])
         if item["type"] == "extra_forbidden":
             yield location, f"{shown(item['input'])}: no such setting; {_choices(root, location)}"
+        elif item["type"] in ("model_type", "dict_type"):
+            yield location, f"{shown(item['input'])}: {_table(root, location)}"
         else:
             text = item["msg"].removeprefix("Value error, ")
             value = "***" if "prometheus_headers" in location else shown(item["input"])

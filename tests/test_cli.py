@@ -302,6 +302,32 @@ def test_jobs_of_long_ago_are_said_to_be_left_out(run, tmp_path):
     assert "; the next window ends at " in again.stdout
 
 
+def test_a_column_that_does_not_exist_is_named_beside_the_one_that_was_meant(run, tmp_path):
+    listed = run("metrics", "--column", "gpu_temp")
+    assert listed.returncode == 1
+    assert "there is no column 'gpu_temp', did you mean gpu_temp_c?" in listed.stderr
+    config = '[clusters.a]\nmetrics = { acme = { column = "%s" } }\n'
+    near = run("config", "check", config=config % "gpu_temp").stderr
+    assert "acme: column = 'gpu_temp': no such column; did you mean gpu_temp_c" in near
+    far = run("config", "check", config=config % "zzz").stderr
+    assert "no such column; valid: " in far
+    assert "gpu_power_w" in far
+    assert "_fb_free_bytes" not in near + far
+
+
+def test_a_metric_that_is_not_read_is_said_not_to_be(run):
+    config = '[clusters.a]\nmetrics = { DCGM_FI_DEV_XID_ERRORS = { column = "" } }\n'
+    without = run("metrics", "DCGM_FI_DEV_XID_ERRORS", "--cluster", "a", config=config).stdout.splitlines()
+    assert len(without) == 1
+    assert without[0].endswith("not read")
+    assert "not read" not in run("metrics", "DCGM_FI_DEV_XID_ERRORS", config=config).stdout
+
+
+def test_the_first_line_of_every_help_is_whole():
+    out = CliRunner().invoke(cli, ["--help"], terminal_width=80).output
+    assert "..." not in out.partition("Commands:")[2]
+
+
 def test_a_cluster_is_named_once_in_what_is_said():
     published = Published("a", error="a: x")
     assert "not published" in commands_module.published_in_words(published, published, Published("a"))

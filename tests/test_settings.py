@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from pipelines import settings_files
 from pipelines.example import example
 from pipelines.settings import Cluster, Settings, SettingsError, load_settings, parse_settings
+from pipelines.settings_checks import remarks
 from pipelines.sources import SourceError
 from pipelines.sources.inventory import read_inventory
 from scheduler_hints.tokens import create_token
@@ -43,6 +44,24 @@ def test_defaults_are_valid_and_embedded():
             ["clusters.a.telemtry", "telemetry, jobs", "did you mean 'telemetry'"],
         ),
         ({"clusters": {"../x": {}}}, ["'../x'", "letters, digits"]),
+        (
+            {"clusters": {"telemetry": "scrape"}},
+            ["clusters.telemetry = 'scrape': is a setting of one cluster, and they have names: write [clusters.NAME]"],
+        ),
+        ({"clusters": {"a": 1}}, ["clusters.a = 1: the clusters have names: write [clusters.NAME]"]),
+        ({"clusters": 1}, ["clusters = 1: the clusters have names: write [clusters.NAME]"]),
+        ({"api": 1}, ["api = 1: is a section: write [api]"]),
+        (
+            {"clusters": {"a": {"metrics": {"x": "gpu_temp_c"}}}},
+            ["clusters.a.metrics.x = 'gpu_temp_c': must be a table: write x = {"],
+        ),
+        (
+            {"clusters": {"a": {"prometheus_url": "http://p:9090/prom/api/v1/query"}}},
+            ["clusters.a.prometheus_url = 'http://p:9090/prom/api/v1/query': it must be the part before /api/v1/query"],
+        ),
+        ({"clusters": {"a": {"prometheus_matcher": '{cluster="a"}'}}}, ["prometheus_matcher", "without the braces"]),
+        ({"clusters": {"a": {"prometheus_matcher": "cluster=a"}}}, ["prometheus_matcher", "the value wants quotes"]),
+        ({"clusters": {"a": {"prometheus_matcher": 'cluster="a" dc="b"'}}}, ["prometheus_matcher", "between braces"]),
         ({"slurm_agent": {"cluster": "b"}}, ["slurm_agent.cluster = 'b'", "no such cluster"]),
         ({"store": {"hints_days": 3}}, ["store.hints_days = 3", "90"]),
         ({"store": {"url": "mysql://x"}}, ["store.url = 'mysql://x'", "sqlite:PATH or postgres:DSN"]),
@@ -79,6 +98,8 @@ def test_a_prometheus_url_that_is_none_is_refused(url):
     "data",
     [
         {"jobs": "none"},
+        {"prometheus_matcher": """cluster="it's", dc =~ 'b|c"', "my.label"!="\\"",x!~`{}`,"""},
+        {"prometheus_url": "http://p/api/v1x"},
         {"telemetry": "scrape", "scrape_targets": ["sd+http://127.0.0.1:8703/sd"], "prometheus_url": ""},
         {"telemetry": "scrape", "scrape_targets": ["https://[::1]:9400/metrics"]},
         {"prometheus_url": "https://user:secret@vm.example.org/select/0/prometheus"},
@@ -388,6 +409,60 @@ def test_two_parts_do_not_share_a_port():
     ):
         parse_settings(data, {}, with_files=True)
         parse_settings(data, {})
+
+
+def test_one_metric_written_in_two_forms_is_said_in_words_of_toml(tmp_path):
+    file = tmp_path / "w.toml"
+    file.write_text(
+        '[clusters.prod]\nmetrics = { acme = { column = "gpu_temp_c" } }\n'
+        '[clusters.prod.metrics."other"]\ncolumn = "gpu_temp_c"\n'
+    )
+    with pytest.raises(SettingsError) as caught:
+        load_settings(file, {})
+    assert "clusters.prod.metrics.other twice (at line 3, column 31): it, or the table it stands in" in str(
+        caught.value
+    )
+    assert "('" not in str(caught.value)
+
+
+def test_an_api_open_to_others_wants_tokens(tmp_path):
+    wide = {"host": "0.0.0.0"}
+    with pytest.raises(SettingsError, match=r"api\.host = '0\.0\.0\.0': is open to others, .*api\.insecure = true"):
+        parse_settings({"api": wide}, {}, with_files=True)
+    parse_settings({"api": {**wide, "insecure": True}}, {}, with_files=True)
+    create_token(tmp_path / "tokens.json", "dashboards", "read")
+    parse_settings({"api": {**wide, "tokens_file": str(tmp_path / "tokens.json")}}, {}, with_files=True)
+    parse_settings({"api": wide}, {})  # `weatherglass api` says so itself, and can be told --insecure
+
+
+def test_what_works_and_is_hardly_meant_is_remarked():
+    def of(**data: Any) -> list[str]:
+        return list(remarks(parse_settings({"clusters": {"a": {}}, **data}, {})))
+
+    assert of() == []
+    assert of(clusters={"a": {"tick_s": 1, "exporter_interval_s": 60}}) == [
+        "clusters.a.tick_s = 1: samples come every 60 s only (exporter_interval_s), so that most ticks see nothing "
+        "new: make them equal"
+    ]
+    found = of(ingest={"window_s": 1, "overlap_s": 600})
+    assert [text.split(":")[0] for text in found] == ["ingest.window_s = 1", "ingest.window_s = 1"]
+    assert "every sample is read several times" in found[0]
+    assert "windows are empty" in found[1]
+
+
+def test_config_check_tells_remarks_and_that_there_is_no_cluster(tmp_path, monkeypatch):
+    config = tmp_path / "w.toml"
+    monkeypatch.setenv("WEATHERGLASS_CONFIG", "")  # the command sets it
+
+    def check(text: str) -> Any:
+        config.write_text(text)
+        return CliRunner().invoke(cli, ["--config", str(config), "config", "check"])
+
+    result = check("[clusters.a]\ntick_s = 1\n")
+    assert result.exit_code == 0
+    assert result.output.startswith("settings are right; cluster: a\n  look at clusters.a.tick_s = 1: samples come")
+    assert isinstance(check("").exception, SettingsError)
+    assert str(check("").exception).startswith("no cluster in the settings; add a [clusters.NAME] block")
 
 
 def test_config_check_names_file_key_and_every_fault_at_once(tmp_path, monkeypatch):
