@@ -1,7 +1,7 @@
 """Hardware faults, derived from what was recorded: XID codes, nodes that stopped answering, jobs that a node lost.
 
 Several signs of one failure come within minutes of each other; they are one fault, and the most telling sign names it.
-What follows from faults (risk) is forecast in `models/`.
+Who fell silent, and who is well again: `silences.py`. What follows from faults (risk) is forecast in `models/`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from features.xid_events import xid_events_of
 from features.xids import FATAL_FAULTS, fatal_faults
 from pipelines.derive import Derived
 from pipelines.settings import IngestSettings
+from pipelines.silences import MINUTES, read_silences, read_wellness
 from pipelines.spans import derived_from, settled_until, split
 from pipelines.store import Store, Writer
 
 TABLE = "core_faults"
-MINUTES = "core_gpu_minutes"
 _SAME_FAULT = timedelta(minutes=30)
-_SILENT_MINUTES = 5  # a shorter silence is a restart of an exporter, or a scrape that was missed
 _CONTEXT = timedelta(minutes=30)
 _STEP = timedelta(minutes=5)
 _PIECE = timedelta(hours=6)
+_BEFORE_MINUTES = (3, 15)  # of a fault: what a GPU's last code was then, it was before the fault
 _OPEN_DAYS = timedelta(days=90)
 _RANK = {"xid": 0, "gpu_lost": 1, "node_down": 2, "job_node_fail": 3}
-_OUT_OF_SERVICE = ("MAINT", "DRAIN", "FUTURE", "POWERED_DOWN", "POWER_DOWN", "REBOOT")
 
 
 def derive_faults(store: Store, cluster: str, settings: IngestSettings) -> Derived:
@@ -83,10 +82,11 @@ def read_signs(
         "AND end_time < ? AND state = 'NODE_FAIL' AND node_list IS NOT NULL AND node_list NOT LIKE '%,%'",
         [cluster, begin, end],
     ).rename({"node_list": "node"})  # of a job on several nodes the record does not say which one failed
+    silent = read_silences(writer, cluster, begin, end)
     parts = [
         read_xids(writer, cluster, begin, end, fatal),
         downs.with_columns(kind=pl.lit("node_down"), rank=pl.lit(_RANK["node_down"])),
-        read_silences(writer, cluster, begin, end),
+        silent.with_columns(pl.col("kind").replace_strict(_RANK, return_dtype=pl.Int32).alias("rank")),
         lost.with_columns(kind=pl.lit("job_node_fail"), rank=pl.lit(_RANK["job_node_fail"])),
     ]
     signs = pl.concat(parts, how="diagonal_relaxed")
@@ -154,7 +154,7 @@ def merge_signs(signs: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
     """
     last_of = dict(known.group_by("node").agg(pl.col("start_time").max()).iter_rows())
     faults: list[dict] = []
-    for sign in signs.sort("start_time", "rank").iter_rows(named=True):
+    for sign in signs.sort("start_time", "rank", "node", "gpu_uuid").iter_rows(named=True):
         previous = last_of.get(sign["node"])
         if previous is not None and sign["start_time"] - previous < _SAME_FAULT:
             fault = next((f for f in reversed(faults) if f["node"] == sign["node"]), None)
@@ -167,68 +167,8 @@ def merge_signs(signs: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(faults, schema=schema(TABLE) | {"rank": pl.Int32}).drop("rank")
 
 
-def read_silences(writer: Writer, cluster: str, begin: datetime, end: datetime) -> pl.DataFrame:
-    """GPUs and nodes that stopped reporting while others went on: `node`, `gpu_uuid`, `start_time`, `kind`, `rank`.
-
-    Minutes in which nobody reported (an outage of the source) do not count, nor do nodes out of service.
-    """
-    silent = writer.query(
-        f'WITH seen AS (SELECT DISTINCT ts, node, gpu_uuid FROM {MINUTES} WHERE "cluster" = ? AND ts >= ? AND ts < ?), '
-        "minutes AS (SELECT ts, row_number() OVER (ORDER BY ts) AS i FROM (SELECT DISTINCT ts FROM seen)), "
-        "placed AS (SELECT ts, node, gpu_uuid, i, lead(i) OVER (PARTITION BY node, gpu_uuid ORDER BY i) AS following "
-        "FROM seen JOIN minutes USING (ts)), "
-        "sizes AS (SELECT ts, node, count(*) AS gpus FROM seen GROUP BY ts, node) "
-        "SELECT node, gpu_uuid, ts, gpus FROM placed JOIN sizes USING (ts, node) "
-        "WHERE coalesce(following, (SELECT max(i) + 1 FROM minutes)) - i > ?",
-        [cluster, begin, end, _SILENT_MINUTES],
-    )
-    idle = writer.query('SELECT node, upper(state) AS state FROM core_nodes WHERE "cluster" = ?', [cluster])
-    out = idle.filter(pl.any_horizontal(pl.col("state").str.contains(word, literal=True) for word in _OUT_OF_SERVICE))
-    silent = silent.filter(~pl.col("node").is_in(out["node"].implode()))
-    start = (pl.col("ts") + timedelta(minutes=1)).alias("start_time")
-    # All GPUs of a node at the same minute: the node. Some of them: these.
-    together = silent.group_by("node", "ts", "gpus").agg(pl.col("gpu_uuid"), pl.len().alias("n"))
-    nodes = together.filter(pl.col("n") >= pl.col("gpus")).select(
-        "node", pl.lit("").alias("gpu_uuid"), start, kind=pl.lit("node_down"), rank=pl.lit(_RANK["node_down"])
-    )
-    gpus = (
-        together.filter(pl.col("n") < pl.col("gpus"))
-        .explode("gpu_uuid")
-        .select("node", "gpu_uuid", start, kind=pl.lit("gpu_lost"), rank=pl.lit(_RANK["gpu_lost"]))
-    )
-    return pl.concat([nodes, gpus])
-
-
-def read_wellness(
-    writer: Writer,
-    cluster: str,
-    faults: pl.DataFrame,
-    begin: datetime,
-    end: datetime,
-    fatal: Mapping[int, str] = FATAL_FAULTS,
-) -> pl.DataFrame:
-    """Minutes in [begin, end) at which the nodes of some faults were well: `node`, `ts`.
-
-    Well: every GPU that the node has reports, none with a fatal XID as its last or in the window that it counts.
-    """
-    counted = rf"(^| )({'|'.join(map(str, fatal)) or 'none'})=[0-9]+( |$)"
-    nodes = faults["node"].unique().to_list()
-    return writer.query(
-        'WITH counted AS (SELECT DISTINCT node, ts FROM core_gpu_health WHERE "cluster" = ? AND ts >= ? AND ts < ? '
-        "AND node = ANY(?) AND regexp_matches(xid_counts, ?)), "
-        "minutes AS (SELECT node, ts, count(DISTINCT gpu_uuid) AS gpus, "
-        f'bool_or(xid_last = ANY(?)) AS is_ill FROM {MINUTES} WHERE "cluster" = ? AND ts >= ? AND ts < ? '
-        "AND node = ANY(?) GROUP BY node, ts), "
-        'fitted AS (SELECT node, max(gpus) AS fitted FROM core_nodes WHERE "cluster" = ? GROUP BY node) '
-        "SELECT minutes.node, ts FROM minutes LEFT JOIN fitted USING (node) "
-        "WHERE NOT coalesce(is_ill, false) AND minutes.gpus >= coalesce(fitted, 1) "
-        "AND (minutes.node, ts) NOT IN (SELECT (node, ts) FROM counted) ORDER BY ts",
-        [cluster, begin, end, nodes, counted, list(fatal), cluster, begin, end, nodes, cluster],
-    )
-
-
 def close_faults(opened: pl.DataFrame, signs: pl.DataFrame, wellness: pl.DataFrame) -> pl.DataFrame:
-    """Open faults whose node is well again after its last sign, with the first such minute as their end.
+    """Open faults that are over after the last sign of their node, with the first such minute as their end.
 
     Args:
         opened: Rows of `core_faults` without an end.
@@ -238,15 +178,16 @@ def close_faults(opened: pl.DataFrame, signs: pl.DataFrame, wellness: pl.DataFra
     Returns:
         Those that ended, in the columns of `opened`.
     """
+    key = ["node", "gpu_uuid", "kind", "start_time"]
     last_sign = signs.group_by("node").agg(pl.col("start_time").max().alias("last_sign"))
     candidates = opened.join(last_sign, on="node", how="left").with_columns(
         pl.max_horizontal("start_time", "last_sign").alias("since")
     )
     ends = (
-        candidates.join(wellness, on="node")
+        candidates.join(wellness, on=key)
         .filter(pl.col("ts") > pl.col("since"))
-        .group_by("node", "gpu_uuid", "kind", "start_time")
+        .group_by(key)
         .agg(pl.col("ts").min().alias("ended"))
     )
-    found = candidates.join(ends, on=["node", "gpu_uuid", "kind", "start_time"])
+    found = candidates.join(ends, on=key)
     return found.with_columns(pl.col("ended").alias("end_time")).select(opened.columns)
