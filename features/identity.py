@@ -32,7 +32,10 @@ _BARE_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-
 _INDEX = re.compile(r"[0-9]{1,5}")  # longer ones are serial numbers or nonsense, no positions
 _LINK = re.compile(r"[A-Za-z]*([0-9]{1,3})")
 _MAX_LINK = 255
-_POD_NAME = re.compile(r"exporter-[a-z0-9]{4,10}$")
+_SELF = frozenset(("localhost", "127.0.0.1", "::1", "0.0.0.0", "::"))
+# Pods that a DaemonSet or a Deployment makes end in five letters that are no vowels, or digits but 0, 1 and 3.
+_POD_NAME = re.compile(r"(?:exporter|dcgm)[a-z0-9-]*-[bcdf-hj-np-tv-z2456789]{5}$")
+_CONTAINER = re.compile(r"(?=.*[0-9])[0-9a-f]{12}(?:[0-9a-f]{52})?")
 _WHOLE_GPU = ("", "spx")  # compute partition types of AMD that leave a GPU in one piece
 _pattern = functools.cache(re.compile)
 
@@ -98,14 +101,33 @@ def _first(labels: Mapping[str, str], names: Iterable[str]) -> str:
 def node_name(labels: Mapping[str, str]) -> str:
     """Name of the node from the labels of a series or target; empty when none tells it.
 
-    Ports and domains are cut (`n1.example.org:9400` is `n1`), addresses stay. A `Hostname` that is the name of the
-    exporter's own pod is passed over.
+    Ports and domains are cut (`n1.example.org:9400` is `n1`), addresses stay. A name that is that of the exporter's own
+    pod is passed over; the id of its container and `localhost` are too, where another label has better.
     """
+    weak = ""
     for label in NODE_LABELS:
-        for text in (labels.get(_EXPORTED + label, ""), labels.get(label, "")):
-            if text and not text.startswith("<<<") and not _POD_NAME.search(text):
-                return short_host(text)
-    return ""
+        for text in (labels.get(_renamed(label)), labels.get(label)):
+            if text:
+                host, trust = host_of(text)
+                if trust > 0:
+                    return host
+                if trust == 0:
+                    weak = weak or host
+    return weak
+
+
+@functools.lru_cache(maxsize=65_536)
+def host_of(text: str) -> tuple[str, int]:
+    """Host in the text of a label, and how far it can be the name of a node.
+
+    Returns:
+        Host as `short_host`; 1: a name or address, 0: the id of a container or the exporter's word for itself, -1: the
+        name of an exporter's pod, or no name.
+    """
+    host = short_host(text)
+    if text.startswith("<<<") or _POD_NAME.search(host):
+        return host, -1
+    return host, 0 if host in _SELF or _CONTAINER.fullmatch(host) else 1
 
 
 @functools.lru_cache(maxsize=65_536)  # a node's name comes with each series of it
@@ -116,11 +138,16 @@ def short_host(text: str) -> str:
         host = text[1:].split("]", 1)[0]
     elif text.count(":") == 1:
         host = text.split(":", 1)[0]
+    return host if is_address(host) else host.split(".", 1)[0]
+
+
+def is_address(host: str) -> bool:
+    """It is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        return host.split(".", 1)[0]
-    return host
+        return False
+    return True
 
 
 def identify(metric: Metric, labels: Mapping[str, str], node: str = "", lane: int | None = None) -> Identity | None:
@@ -135,7 +162,7 @@ def identify(metric: Metric, labels: Mapping[str, str], node: str = "", lane: in
     Returns:
         The identity; None when the series is not of the metric's kind of entity, does not match its `where`, or no
         label tells the node, link or port. Health, codes and links belong to the whole GPU: they have no job and
-        instance.
+        instance. A fact of a job speaks of one GPU, or, with an empty UUID, of all of the node.
     """
     if metric.where and any(not _pattern(pattern).search(_label(labels, label)) for label, pattern in metric.where):
         return None
@@ -154,6 +181,8 @@ def identify(metric: Metric, labels: Mapping[str, str], node: str = "", lane: in
         lane = _link(labels) if lane is None else lane
         gpu = None if lane is None else _gpu(metric, labels, node)
         return None if gpu is None else Identity(node, gpu[0], None, "", link=lane)
+    if metric.entity == "job":
+        return Identity(node, *(_gpu(metric, labels, node) or ("", None)), _first(labels, JOB_LABELS))
     is_other = not _OTHER_ENTITIES.isdisjoint(labels) and any(labels.get(label) for label in _OTHER_ENTITIES)
     gpu = None if is_other else _gpu(metric, labels, node)
     if gpu is None:
@@ -190,6 +219,18 @@ def _gpu(metric: Metric, labels: Mapping[str, str], node: str) -> tuple[str, int
 
 def _is_id(text: str) -> bool:
     return bool(text) and not text.startswith("<<<") and bool(text.strip("0-xN/A"))
+
+
+def pod_of(labels: Mapping[str, str]) -> tuple[str, str, str]:
+    """Namespace, name and uid of the pod in the labels; empty where they tell none.
+
+    It is the pod that has the GPU, where the exporter maps them, else the exporter's own.
+    """
+    prefix = _EXPORTED if labels.get("exported_pod") else ""
+    return (
+        labels.get(prefix + "namespace", "") or labels.get("namespace", ""), labels.get(prefix + "pod", ""),
+        _label(labels, "pod_uid"),
+    )  # fmt: skip
 
 
 def _job(labels: Mapping[str, str]) -> str:

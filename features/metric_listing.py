@@ -20,8 +20,8 @@ Every metric that Weatherglass knows, what it feeds, and how it is read. This pa
 ## How to read the list
 
 - **feeds** is a column of the registry and the kind of thing it belongs to: `gpu` (samples of a GPU), `health`
-  (counters and states of a GPU that change seldom), `xid` (one XID code of a GPU), `link` (one NVLink), `port` (a
-  network device and port), `node`.
+  (counters and states of a GPU that change seldom), `xid` (one XID code of a GPU), `job` (the job on a GPU or node),
+  `link` (one NVLink), `port` (a network device and port), `node`.
   Metrics that feed no frame are read by the readers of Kubernetes, of queues and of jobs, or are only explained.
 - **×** is the scale: value × scale is in the column's unit.
 - **rank**: when a thing exposes several metrics of one column, the lowest rank whose value can be true wins. Spellings
@@ -44,10 +44,15 @@ _MIDDLE = """
 ## Whose series it is
 
 The node is told by the first of `node`, `Hostname`, `hostname`, `kubernetes_node`, `nodename`, `host`, `instance` that
-has a value; a `Hostname` that is the name of the exporter's own pod is passed over. A label that Prometheus renamed
-(`exported_…`) is the exporter's own and goes first. A GPU is its UUID, else node and index; a MIG instance
-(`GPU_I_ID`, `GPU_I_PROFILE`) or a partition of an AMD GPU is a row of its own. Labels of pods, drivers, VBIOS and
-replicas never take part: one GPU stays one GPU when they come and go.
+has a value; a `Hostname` that is the name of the exporter's own pod, or the id of its container, is passed over. On
+Kubernetes (`jobs = "kubernetes"`) kube-state-metrics tells the node behind a pod's name or address. A label that
+Prometheus renamed (`exported_…`) is the exporter's own and goes first. A GPU is its UUID, else node and index; a MIG
+instance (`GPU_I_ID`, `GPU_I_PROFILE`) or a partition of an AMD GPU is a row of its own. Labels of pods, drivers, VBIOS
+and replicas never take part: one GPU stays one GPU when they come and go.
+
+The job is told by `hpc_job`, `job_id`, `slurm_job_id`, `slurm_jobid` or `jobid`, or by an exporter's series of its own
+(`job` in the lists: jobstats' id of each GPU's job, Omnistat's jobs of a node). On Kubernetes it is the job of the pod
+that the exporter's labels name, at the time of the sample.
 
 ## Own mappings
 
@@ -123,6 +128,7 @@ def to_markdown(table: MetricTable) -> str:
     columns = [
         f"- `{entity}`: {', '.join(f'`{name}`' for name in names if not name.startswith('_'))}\n"
         for entity, names in ENTITY_COLUMNS.items()
+        if any(not name.startswith("_") for name in names)
     ]
     parts = [_HEAD, *kinds, _MIDDLE, *columns]
     for exporter in dict.fromkeys(row.exporter for row in table.metrics):

@@ -26,6 +26,8 @@ from features.exporters.metric import (
     HW_SLOW,
     HW_SLOWDOWN,
     HW_THERMAL,
+    JOB_HERE,
+    JOB_NUMBER,
     KINDS,
     LANE,
     LANES,
@@ -73,6 +75,7 @@ ENTITY_COLUMNS: dict[Entity, tuple[str, ...]] = {
     "gpu": (*GPU_QUANTITIES, *_HELPERS),
     "health": tuple(name for name in GPU_HEALTH if name not in _DERIVED),
     "xid": ("xid_events", "_xid_total", "_xid_time"),
+    "job": (JOB_NUMBER, JOB_HERE),
     "link": tuple(name for name in LINK_QUANTITIES if name not in _DERIVED),
     "port": (*PORT_RATES, *PORT_STATES),
     "node": NODE_QUANTITIES,
@@ -240,7 +243,7 @@ def to_columns(frame: pl.DataFrame, entity: Entity, table: MetricTable = DEFAULT
     wide = frame.select(*keys, *(quantity(column, found).alias(column) for column, found in by_column.items()))
     if entity == "gpu":
         wide = with_power_brake(with_memory(wide))
-    if entity != "xid":
+    if entity not in ("xid", "job"):
         wide = wide.drop([name for name in wide.columns if name.startswith("_")])
     wide = wide.with_columns(_typed(name) for name in wide.columns if name not in keys and name in COLUMNS)
     lost = unknown(by_column, frame)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -16,12 +17,16 @@ from hypothesis import strategies as st
 from features.gpu_jobs import SOURCES, empty_evidence, evidence_schema, held_evidence, merge, sightings
 from features.vocabulary import conform
 from pipelines.gpu_jobs import derive_gpu_jobs, ingest_held, ingest_slurm_gpus
+from pipelines.ingest import ingest_telemetry
 from pipelines.settings import IngestSettings
+from pipelines.sources.exposition import parse_page
+from pipelines.sources.prometheus import PrometheusSource
 from pipelines.sources.slurm import Commands
 from pipelines.sources.slurm_gpus import held_gpus, parse_held
+from pipelines.sources.wide import Index, Samples, to_frames
 from pipelines.spans import TELEMETRY_MARK
 from pipelines.store import Store
-from tests.services import SLURM_PROGRAMS, Slurm, wait_until
+from tests.services import SLURM_PROGRAMS, Prometheus, Slurm, wait_until
 
 T0 = datetime(2026, 11, 30, tzinfo=UTC)
 NO_JOBS = pl.DataFrame(schema={name: evidence_schema()[name] for name in ("job_id", "start_time", "end_time")})
@@ -402,3 +407,91 @@ def test_a_scheduler_that_corrects_itself(store: Store) -> None:
     # No scheduler's word for a while changes nothing of what samples tell.
     assert take(150) == 1
     assert [r["end_time"] for r in intervals(store, "8")] == [at(150)]
+
+
+# --- exporters' series of jobs ------------------------------------------------------------------------------------
+
+
+def page(text: str) -> pl.DataFrame:
+    """GPU rows of a page whose lines are all of one time."""
+    index = Index()
+    read = parse_page(text.strip() + "\n", index, "")
+    at_ms = round(T0.timestamp() * 1000)
+    flat = Samples(
+        np.array(read.names), np.array(read.entities), np.ones(len(read.names), np.int64),
+        np.full(len(read.names), at_ms), np.array(read.values),
+    )  # fmt: skip
+    return to_frames(flat, index, "alpha").gpu.sort("gpu_uuid")
+
+
+def test_jobstats_gives_the_job_of_a_gpu_as_a_value() -> None:
+    lines = [
+        f'nvidia_gpu_{name}{{minor_number="{i}",uuid="GPU-{i}",instance="n1:9445"}} {value}'
+        for name, values in (("temperature_celsius", [60] * 6), ("jobId", [4711, 0, -1, 0.5, "NaN", 1e300]))
+        for i, value in enumerate(values)
+    ]
+    got = page("\n".join(lines))
+    assert got["job_id"].to_list() == ["4711", None, None, None, None, None]
+    assert got.height == 6, "no rows of its own"
+    named = page(lines[0].replace("instance", 'hpc_job="9",instance') + "\n" + lines[6])
+    assert named["job_id"].to_list() == ["9"], "a sample's own label goes first"
+
+
+def test_omnistat_gives_the_jobs_of_a_node_in_labels() -> None:
+    def job(node: str, jobid: str, value: float = 1, **more: str) -> str:
+        told = "".join(f',{name}="{text}"' for name, text in more.items())
+        return f'rmsjob_info{{jobid="{jobid}",user="ann",nodes="2",instance="{node}:8001"{told}}} {value}'
+
+    lines = [
+        f'rocm_utilization_percentage{{card="{i}",instance="n{n}:8001"}} 60' for n in range(1, 7) for i in range(2)
+    ]
+    lines += [
+        job("n1", "4711", jobstep="0"), job("n1", "4711", jobstep="1"),
+        job("n2", ""),
+        job("n3", "1"), job("n3", "2"),  # no one knows which of them has which GPU
+        job("n4", "5", card="1"),
+        job("n5", "6", value=0),
+    ]  # fmt: skip
+    got = page("\n".join(lines))
+    jobs = dict(got.select("gpu_uuid", "job_id").rows())
+    assert jobs == {
+        "n1:0": "4711", "n1:1": "4711", "n2:0": None, "n2:1": None, "n3:0": None, "n3:1": None, "n4:0": None,
+        "n4:1": "5", "n5:0": None, "n5:1": None, "n6:0": None, "n6:1": None,
+    }  # fmt: skip
+    assert page(lines[-1]).is_empty(), "a job without samples is no sample"
+
+
+@pytest.mark.services("prometheus", "promtool")
+def test_jobs_of_the_past_from_exporters_reach_the_store(tmp_path: Path, store: Store) -> None:
+    """Both exporters as a Prometheus recorded them hours ago; the jobs are over."""
+    start = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=6)
+    lines: dict[str, list[str]] = {}
+    for i in range(160):  # 40 minutes
+        ts = int(start.timestamp()) + 15 * i
+        stats, omni = 'minor_number="0",uuid="GPU-1",instance="n1:9445"', 'instance="n2:8001"'
+        job = 4711 if 20 <= i < 40 else 0
+        of_node = "4712" if 30 <= i < 60 else ""
+        for name, labels, value in (
+            ("nvidia_gpu_temperature_celsius", stats, 60), ("nvidia_gpu_jobId", stats, job),
+            ("rocm_utilization_percentage", f'card="0",{omni}', 50),
+            ("rmsjob_info", f'jobid="{of_node}",user="ann",{omni}', 1),
+        ):  # fmt: skip
+            lines.setdefault(name, []).append(f"{name}{{{labels}}} {value} {ts}\n")
+    server = Prometheus(tmp_path / "prometheus", history="".join(line for part in lines.values() for line in part))
+    source = PrometheusSource("alpha", server.url)
+    ingest = IngestSettings()
+    try:
+        report = ingest_telemetry(store, source, "alpha", ingest, start + timedelta(minutes=40), since=start)
+    finally:
+        source.close()
+        server.stop()
+    assert report.error is None
+    derive_gpu_jobs(store, "alpha", ingest)
+    rows = store.query("SELECT node, job_id, start_time, end_time, source FROM core_gpu_jobs ORDER BY node").rows()
+
+    def moment(i: int) -> datetime:
+        return start + timedelta(seconds=15 * i)
+
+    assert rows == [
+        ("n1", "4711", moment(20), moment(40), "exporter"), ("n2", "4712", moment(30), moment(60), "exporter"),
+    ]  # fmt: skip

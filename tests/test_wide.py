@@ -248,7 +248,7 @@ def test_no_samples_are_empty_frames_with_their_columns() -> None:
 
 def test_every_known_name_makes_a_row_of_its_entity() -> None:
     labels = {
-        "gpu": f"{{{GPU}}}", "health": f"{{{GPU}}}", "xid": f'{{{GPU},xid="79"}}',
+        "gpu": f"{{{GPU}}}", "health": f"{{{GPU}}}", "xid": f'{{{GPU},xid="79"}}', "job": f'{{{GPU},jobid="7"}}',
         "link": '{gpu_uuid="GPU-1",hostname="n1",nvlink="0",link_index="0"}',
         "port": '{device="m",port="1",interface="m:1",device_class="infiniband",instance="n1"}', "node": '{node="n1"}',
     }  # fmt: skip

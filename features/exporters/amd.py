@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from features.exporters.metric import MIB, Metric, family
+from features.exporters.metric import JOB_HERE, MIB, Metric, family
 
 _plain = family("device-metrics-exporter")
 _prefixed = family("device-metrics-exporter", "amd_")
@@ -81,5 +81,5 @@ ROWS: tuple[Metric, ...] = (
     *_omnistat("energy_joules", "energy_total_j", entity="health", **_SUM),
     *_omnistat("ras_*_deferred_count", "", entity="health", meaning="deferred errors of a block", **_SUM),
     *_omnistat("vram_used_percentage", "", meaning="device memory in use, % of all"),
-    *_job("rmsjob_info", "", kind="info", meaning="job, user, partition and step on a node; jobid empty when idle"),
+    *_job("rmsjob_info", JOB_HERE, kind="info", meaning="the only job of a node has its GPUs; jobid empty when idle"),
 )  # fmt: skip

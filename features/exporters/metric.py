@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 # What a series speaks of. Those of FED become rows of frames; the others are read by readers of queues, jobs and pods.
 # `xid`: one code of one GPU, as counted by its exporter; `features/xid_counts.py` makes columns of the GPU of it.
 Entity = Literal["gpu", "health", "xid", "link", "port", "node", "queue", "kubernetes", "job"]
-FED: tuple[Entity, ...] = ("gpu", "health", "xid", "link", "port", "node")
+# `job`: a fact of the job on a GPU or node; `features/job_facts.py` lays it on samples of GPUs.
+FED: tuple[Entity, ...] = ("gpu", "health", "xid", "job", "link", "port", "node")
 ENTITIES: tuple[Entity, ...] = get_args(Entity)
 # How a value is to be understood, whatever type the exporter declares.
 Kind = Literal[
@@ -35,6 +36,7 @@ KINDS: dict[Kind, str] = {
 MIB = 2.0**20
 BOARD = "_board"  # column of rows whose labels tell index, slot, model and versions of a GPU; their values say nothing
 HW_SLOW, HW_HOT = "_hw_slowdown", "_hw_thermal"
+JOB_NUMBER, JOB_HERE = "_job_number", "_job_here"  # the value is the id of a job; 1: the job in the labels is here
 LANE = "#"  # in a name: the number of an NVLink
 LANES = 18
 # Bits of the clock event reasons.

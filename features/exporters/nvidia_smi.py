@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from features.exporters.metric import BOARD, HW_HOT, HW_SLOW, SLOW_MEANING, Metric, clock_reasons, family
+from features.exporters.metric import (
+    BOARD,
+    HW_HOT,
+    HW_SLOW,
+    JOB_NUMBER,
+    SLOW_MEANING,
+    Metric,
+    clock_reasons,
+    family,
+)
 
 SMI = "nvidia_smi_"
 _smi = family("nvidia_gpu_exporter", SMI)
@@ -96,6 +105,7 @@ ROWS: tuple[Metric, ...] = (
     *_jobstats("memory_total_bytes", "fb_total_bytes"),
     *_jobstats("power_usage_milliwatts", "gpu_power_w", 1e-3),
     *_jobstats("temperature_celsius", "gpu_temp_c"),
-    *_jobstats("jobId jobUid", "", entity="job", kind="info", meaning="the value is the id of the job (or its user)"),
+    *_jobstats("jobId", JOB_NUMBER, entity="job", kind="info", meaning="the value is the id of the job on the GPU"),
+    *_jobstats("jobUid", "", entity="job", kind="info", meaning="the value is the id of the job's user"),
     *family("jobstats", entity="job")("cgroup_*", "", meaning="memory and CPU of a job on a node, by jobid"),
 )  # fmt: skip

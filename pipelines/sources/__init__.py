@@ -188,6 +188,7 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
             access=access_of(cluster),
             table=_vocabulary(name, cluster),
             parallel=cluster.prometheus_parallel,
+            has_pods=cluster.jobs == "kubernetes",
         )
     if cluster.telemetry == "scrape":
         from pipelines.sources.scrape import ScrapeSource

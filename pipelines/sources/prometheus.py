@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
 
 from features import metrics
 from pipelines.sources import Fetched, Finding, SourceError, empty_frame, gpu_frame, node_frame
+from pipelines.sources.kubernetes_names import PodNames
 from pipelines.sources.promql import Matrix, PromQL, parse_labels
 from pipelines.sources.promql_access import Access
 from pipelines.sources.promql_range import MARGIN_MS, RangeReader
@@ -46,6 +47,7 @@ class PrometheusSource:
         access: Who we are and whom we trust.
         parallel: Queries at a time when a range is read in pieces.
         table: The vocabulary.
+        has_pods: GPUs are held by pods of Kubernetes, whose kube-state-metrics is in the same server.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class PrometheusSource:
         access: Access | None = None,
         parallel: int = 2,
         table: metrics.MetricTable = metrics.DEFAULT,
+        has_pods: bool = False,
     ) -> None:
         self.name = name
         self.watermark_lag_s = exporter_interval_s
@@ -71,11 +74,14 @@ class PrometheusSource:
         # for links that only count (AMD), which nothing sums up. The traffic of other links is asked for where some GPU
         # has no sum; their errors are not: there are very many, and no forecast looks at them.
         sums = (n for n in table.names["link"] if any(r.kind == "counter_typed_gauge" for r in table.by_name[n]))
-        quick = dict.fromkeys((*table.names["gpu"], *table.names["node"], *table.names["xid"], *sums, UP))
+        kinds = ("gpu", "node", "job", "xid")
+        quick = dict.fromkeys((*(name for kind in kinds for name in table.names[kind]), *sums, UP))
         self._more = f",{matcher}" if matcher else ""
         self._reader = RangeReader(self._apis, self._names, matcher, exporter_interval_s * 1000)
         self._quick = RangeReader(self._apis, tuple(quick), matcher, exporter_interval_s * 1000)
-        self._index = Index(table)
+        self._pods = PodNames(self._api, matcher) if has_pods else None
+        self._index = Index(table, self._pods)
+        self._version = 0
         others = (name for name in table.names["link"] if name not in quick)
         lanes = [name for name in others if any(row.column in LINK_TRAFFIC for row in table.by_name[name])]
         self._lanes = RangeReader(self._apis, tuple(lanes), matcher, exporter_interval_s * 1000) if lanes else None
@@ -98,10 +104,13 @@ class PrometheusSource:
             self._take_warnings()
             # Counters that become rates need the sample before the first.
             lead = round(2000 * self._interval_s) if self._index.counters else 0
+            if self._pods is not None:
+                self._pods.read(start - timedelta(milliseconds=lead), end)
+                self._resolve_anew()
             for matrix, at, until in self._reader.read(first - lead, last):
                 self._index.prune(len(matrix.labels))
                 samples, odd = self._resolve(matrix)
-                parts.append(to_frames(_within(samples, at, until), self._index, self.name))
+                parts.append(self._frames(_within(samples, at, until)))
                 warnings += odd
             warnings += self._take_warnings()
         if lead:
@@ -129,6 +138,9 @@ class PrometheusSource:
         """
         with self._lock:
             self._take_warnings()
+            if self._pods is not None:
+                self._pods.refresh(datetime.now(UTC))
+                self._resolve_anew()
             span_ms = round(2000 * self._interval_s) + MARGIN_MS
             matrix = self._quick.newest(span_ms)
             self._index.prune(max(len(matrix.labels), self._newest_series))
@@ -139,7 +151,7 @@ class PrometheusSource:
                 single, more = self._resolve(lanes)
                 samples, warnings = Samples(*map(np.concatenate, zip(samples, single, strict=True))), warnings + more
                 self._newest_series += len(lanes.labels)
-            frames = to_frames(samples, self._index, self.name)
+            frames = self._frames(samples)
             warnings += self._take_warnings()
         return Fetched(
             gpu_frame(_newest(frames.gpu, frames.gpu_group, ["cluster", "node", "gpu_uuid", "mig_instance"])),
@@ -147,6 +159,17 @@ class PrometheusSource:
             warnings,
             _newest(frames.health, pl.repeat("", len(frames.health), eager=True), ["cluster", "node", "gpu_uuid"]),
         )
+
+    def _frames(self, samples: Samples) -> Frames:
+        frames = to_frames(samples, self._index, self.name)
+        return frames if self._pods is None else frames._replace(gpu=self._pods.with_jobs(frames.gpu))
+
+    def _resolve_anew(self) -> None:
+        """Forget what was resolved, where nodes are known by now that were not, or stand behind other addresses."""
+        if self._pods is not None and self._pods.version != self._version:
+            self._version = self._pods.version
+            self._index.forget()
+            self._nodes.clear()
 
     def _take_warnings(self) -> list[str]:
         notes = [text for api in self._apis for text in api.take_warnings()]
@@ -181,7 +204,8 @@ class PrometheusSource:
             # Only targets that are known to bring GPUs: what else the server scrapes is not of this cluster's nodes.
             if job in self._scrape_jobs:
                 # Its own labels, as service discovery set them, tell the node better than what else the instance gave.
-                own = metrics.node_name({k: v for k, v in labels.items() if k != "instance"})
+                target = {k: v for k, v in labels.items() if k != "instance"}
+                own = (self._pods.node(target) if self._pods else "") or metrics.node_name(target)
                 node = own or self._nodes.get((job, labels.get("instance", "")), "")
                 ids = self._index.add(("up", matrix.labels[i]), UP, labels, node, job)
                 if ids is not None:

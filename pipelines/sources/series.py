@@ -157,8 +157,12 @@ class Index:
     def prune(self, met: int) -> None:
         """After a read that met `met` series: forget everything when most of what is known is gone."""
         if len(self._known) > 1000 and len(self._known) > 3 * met:
-            self.entities, self._ids, self._known, self.counters, self._boards = [], {}, {}, {}, {}
-            self._told = None
+            self.forget()
+
+    def forget(self) -> None:
+        """Resolve all series anew when they are met again."""
+        self.entities, self._ids, self._known, self.counters, self._boards = [], {}, {}, {}, {}
+        self._told = None
 
 
 def boards_at(gpu: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:

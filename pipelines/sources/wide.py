@@ -14,6 +14,7 @@ import polars as pl
 
 from features import metrics, xid_counts
 from features.exporters.metric import FED
+from features.job_facts import with_job_facts
 from features.vocabulary import TIME, conform
 from pipelines.sources import empty_frame, gpu_frame, node_frame
 from pipelines.sources.rates import rates_of
@@ -27,6 +28,7 @@ _KEYS: dict[metrics.Entity, tuple[str, ...]] = {
     "gpu": ("node", "gpu_uuid", "gpu_index", "job_id", "mig_instance", "mig_profile"),
     "health": ("node", "gpu_uuid"),
     "xid": ("node", "gpu_uuid", "xid"),
+    "job": ("node", "gpu_uuid", "job_id"),
     "link": ("node", "gpu_uuid", "link"),
     "port": ("node", "device", "port"),
     "node": ("node",),
@@ -83,6 +85,7 @@ def to_frames(samples: Samples, index: Index, cluster: str) -> Frames:
     }
     (gpu, gpu_group), link = made["gpu"], made["link"][0]
     gpu, health = _with_codes(_placed(gpu, places), made["health"][0], made["xid"][0])
+    gpu = with_job_facts(gpu, made["job"][0])
     return Frames(
         gpu_frame(_with_links(gpu, link)), made["node"][0], gpu_group, made["node"][1], health, link, made["port"][0]
     )
@@ -173,7 +176,7 @@ def _select(samples: Samples, series: np.ndarray) -> Samples:
 
 
 def _empty(entity: metrics.Entity) -> pl.DataFrame:
-    if entity == "xid":
+    if entity in ("xid", "job"):
         return pl.DataFrame()
     if entity in _TABLES:
         return empty_frame(_TABLES[entity])
@@ -204,7 +207,7 @@ def _frame(samples: Samples, index: Index, cluster: str, entity: metrics.Entity)
         frame = frame.with_columns(pl.lit(None, dtype=pl.String).alias(_UNKNOWN))
     if entity in _TABLES:
         return conform(frame, _TABLES[entity]), known["group"]
-    if entity == "xid":
+    if entity in ("xid", "job"):
         return frame, known["group"]
     return (gpu_frame(frame) if entity == "gpu" else node_frame(frame)), known["group"]
 
