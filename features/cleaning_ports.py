@@ -12,7 +12,7 @@ import polars as pl
 
 from features.cleaning_bounds import bounded
 from features.cleaning_counters import counter_deltas
-from features.cleaning_findings import without
+from features.cleaning_findings import count, without
 from features.vocabulary import PORT_KEYS, PORT_RATES, PORT_STATES
 
 PORT = ("cluster", "node", "device", "port")
@@ -21,6 +21,8 @@ _MAX_GAP = timedelta(minutes=15)
 # Rounded scrape times let a rate pass the speed; four times too much is a counter of words read as bytes, or the like.
 _OVER_SPEED = 1.5
 _DATA_RATES = ("tx_bytes_per_s", "rx_bytes_per_s")
+# A counter that begins anew begins near 0. One that falls by less than this share was read earlier than it is stamped.
+_DIP = 0.1
 
 
 def port_rates(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.DataFrame:
@@ -32,14 +34,44 @@ def port_rates(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.DataFr
 
     Returns:
         Rows of `core_port_samples`, sorted by port and time. The first sample of a port has no rates, nor has one
-        after a quarter of an hour of silence; after a reset the rate counts from 0.
+        after a quarter of an hour of silence; after a reset the rate counts from 0. A sample that is behind the one
+        before it, as of two Prometheus replicas whose clocks differ, has no rates, and the next is beside the one
+        before.
     """
-    rows = counter_deltas(samples, list(PORT_RATES), keys=PORT, max_gap=_MAX_GAP)
-    seconds = (pl.col("ts") - pl.col("ts").shift()).dt.total_microseconds() / 1e6
-    rows = rows.with_columns(
-        (pl.col(f"{counter}_increase") / seconds).cast(pl.Float32).alias(rate) for counter, rate in PORT_RATES.items()
-    ).select(*PORT_KEYS, *PORT_RATES.values(), *PORT_STATES)
+    samples = samples.sort(*PORT, "ts")
+    late = _late(samples)
+    if late.any():
+        findings.append(count(samples.filter(late), "ts", "late_reading"))
+    rows = _rates(samples.filter(~late) if late.any() else samples)
+    if late.any():
+        rows = pl.concat([rows, samples.filter(late).select(*PORT_KEYS, *PORT_STATES)], how="diagonal")
+        rows = rows.sort(*PORT, "ts")
     for name in _DATA_RATES:
         over = (pl.col(name) > _OVER_SPEED * pl.col("speed_bytes_per_s")) & (pl.col("speed_bytes_per_s") > 0)
         rows = without(rows, rows.select(over).to_series(), name, "above_speed", findings)
     return bounded(rows, PORT_RATES.values(), findings)
+
+
+def _late(rows: pl.DataFrame) -> pl.Series:
+    """Rows any counter of which is a little lower than it has been since it began."""
+    goes_on = pl.all_horizontal(pl.col(name) == pl.col(name).shift() for name in PORT)
+    falls = pl.any_horizontal(pl.col(name) < pl.col(name).shift() for name in PORT_RATES)
+    if not rows.select((goes_on & falls).fill_null(False).any()).item():
+        return pl.repeat(False, len(rows), eager=True)
+    late = pl.repeat(False, len(rows), eager=True)
+    for name in PORT_RATES:
+        value, known = pl.col(name), rows.select("ts", *PORT, name).with_row_index("_row").drop_nulls(name)
+        begins = ~goes_on | (value < (1 - _DIP) * value.shift())
+        known = known.with_columns(begins.fill_null(True).cum_sum().alias("_run"))
+        low = known.filter(value < value.cum_max().over("_run"))["_row"]
+        if len(low):
+            late = late.scatter(low, True)
+    return late
+
+
+def _rates(samples: pl.DataFrame) -> pl.DataFrame:
+    rows = counter_deltas(samples, list(PORT_RATES), keys=PORT, max_gap=_MAX_GAP)
+    seconds = (pl.col("ts") - pl.col("ts").shift()).dt.total_microseconds() / 1e6
+    return rows.with_columns(
+        (pl.col(f"{counter}_increase") / seconds).cast(pl.Float32).alias(rate) for counter, rate in PORT_RATES.items()
+    ).select(*PORT_KEYS, *PORT_RATES.values(), *PORT_STATES)

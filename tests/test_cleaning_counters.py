@@ -187,6 +187,35 @@ def test_port_rates_are_over_the_real_interval() -> None:
     assert quality.is_empty()
 
 
+@pytest.mark.parametrize("behind_s", [[2.0], [2.0, 3.0, 4.5]])
+def test_replicas_whose_clocks_differ_are_no_resets(behind_s: list[float]) -> None:
+    # Each further replica stamps a second later what it read before the one ahead of it.
+    rows = [
+        {
+            "ts": at(15 * i + r),
+            "rx_bytes_total": 1e12 + 1e9 * (15 * i + r - s),
+            "cnp_total": 1e6 + 100 * (15 * i + r - s),
+        }
+        for i in range(6)
+        for r, s in enumerate([0.0, *behind_s])
+    ]
+    cleaned, quality = clean_port_samples(ports(*rows))
+    assert cleaned["ts"].to_list() == [row["ts"] for row in rows]
+    every = len(behind_s) + 1
+    for name, rate in (("rx_bytes_per_s", 1e9), ("cnp_per_s", 100.0)):
+        assert cleaned[name].gather_every(every).to_list() == pytest.approx([None] + [rate] * 5)
+        assert cleaned[name].count() == 5
+    assert reasons(quality) == {("ts", "late_reading"): 6 * len(behind_s)}
+
+
+def test_a_counter_that_begins_anew_is_no_late_reading() -> None:
+    values = [1e6, 1.0015e6, 300.0, 1800.0, 1800.0, 3300.0]
+    rows = [{"ts": at(15 * i), "cnp_total": value} for i, value in enumerate(values)]
+    cleaned, quality = clean_port_samples(ports(*rows))
+    assert cleaned["cnp_per_s"].to_list() == pytest.approx([None, 100.0, 20.0, 100.0, 0.0, 100.0])
+    assert quality.is_empty()
+
+
 def test_a_port_counter_at_its_end_tells_nothing() -> None:
     flat = [{"ts": at(15 * i), "transmit_wait_total": 4294967295.0, "rx_bytes_total": 1e9 * i} for i in range(3)]
     cleaned, quality = clean_port_samples(ports(*flat))
