@@ -81,10 +81,8 @@ def ingest_jobs(
     """
     report = JobsIngested(cluster)
     mark = store.mark(cluster, MARK)
-    start = (
-        since or (mark and mark - _OVERLAP) or now - timedelta(seconds=max(first_history_s, FIRST_JOBS_DAYS * 86_400))
-    )
-    first = start
+    first = since or now - timedelta(seconds=max(first_history_s, FIRST_JOBS_DAYS * 86_400))
+    start = first if since or not mark else mark - _OVERLAP
     try:
         while start < now:
             end = min(start + _CHUNK, now)

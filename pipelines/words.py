@@ -5,6 +5,8 @@ Only words; nothing is printed here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from features.cleaning import REASONS
 
 # What a reason counts, where it is not values.
@@ -21,6 +23,11 @@ _OF_JOBS = {
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: `1 sample`, `2,000 samples`, `3 boxes` where the plural is given."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def lacking(columns: Sequence[str]) -> str:
+    """Columns that are not there: `1 column missing: node`."""
+    return f"{counted(len(columns), 'column')} missing: {', '.join(columns)}"
 
 
 def without_name(name: str, text: str) -> str:

@@ -280,7 +280,7 @@ def test_nodes_jobs_and_gpus_of_this_moment(
     assert held.select("node", "gpu_uuid", "gpu_index", "job_id", "is_shared").sort("gpu_uuid").rows() == [
         ("n1", "GPU-0", 0, "ml/a", False), ("n1", "GPU-1", 1, "ml/a", False), ("n2", "GPU-9", 0, "b0", False),
     ]  # fmt: skip
-    assert warnings == ["1 pods of GPU series are not known to run, as ml/gone"]
+    assert warnings == ["1 pod of GPU series not known to run, as ml/gone"]
     with Store.open(f"sqlite:{tmp_path}/catalogue.sqlite", str(tmp_path / "data")) as store:
         report = ingest_scheduler(store, source, "kube", "", now)
         assert (report.error, report.gpu_job_rows, report.warnings) == (None, 3, warnings)

@@ -69,6 +69,6 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"junk\.parquet"):
         source(tmp_path / "junk.parquet").latest()
     pl.DataFrame({"ts": [T0], "node": ["n1"]}).write_parquet(tmp_path / "few.parquet")
-    with pytest.raises(SourceError, match="columns gpu_uuid are missing"):
+    with pytest.raises(SourceError, match="1 column missing: gpu_uuid"):
         source(tmp_path / "few.parquet").latest()
     assert [ok for _, ok, _ in source(tmp_path / "few.parquet").check()] == [True, False]

@@ -13,6 +13,7 @@ from pipelines.imports.job_bounds import FIRST_TIME, UNKNOWN_STATE, bounded_jobs
 from pipelines.imports.report import report_places
 from pipelines.imports.tables import ROW, read_rows, typed, unknown_columns, without
 from pipelines.sources.job_fields import STATES
+from pipelines.words import lacking
 
 
 def read_jobs(task: Task) -> Iterator[Piece]:
@@ -32,7 +33,7 @@ def read_jobs(task: Task) -> Iterator[Piece]:
         for frame in read_rows(path, task, is_multiline=True):
             missing = [name for name in ("job_id", "submit_time") if name not in frame.columns]
             if missing:
-                raise ImportingError(f"{path}: columns {', '.join(missing)} are missing; found: {_found(frame)}")
+                raise ImportingError(f"{path}: {lacking(missing)}; found: {_found(frame)}")
             unknown_columns(frame, tuple(types), task.report)
             jobs = typed(frame, types, task, ("job_id", "submit_time"))
             if "cluster" in jobs.columns:

@@ -13,6 +13,7 @@ from features.vocabulary import GPU_QUANTITIES, NODE_QUANTITIES, schema
 from pipelines.imports import ImportingError, Piece, Task
 from pipelines.imports.sensors import is_sensors, sensor_samples
 from pipelines.imports.tables import ROW, read_rows, typed, unknown_columns, without
+from pipelines.words import lacking
 
 
 def read_telemetry(task: Task) -> Iterator[Piece]:
@@ -34,7 +35,7 @@ def read_telemetry(task: Task) -> Iterator[Piece]:
             if missing:
                 found = ", ".join(name for name in frame.columns[:20] if name != ROW)
                 raise ImportingError(
-                    f"{path}: columns {', '.join(missing)} are missing; found: {found}. Wanted are ts, node, gpu_uuid "
+                    f"{path}: {lacking(missing)}; found: {found}. Wanted are ts, node, gpu_uuid "
                     "and quantities of core_gpu_samples, or node, timestamp, sensor, value and unit"
                 )
             unknown_columns(frame, tuple(types), task.report)

@@ -192,7 +192,7 @@ def _held(
     frame = pl.DataFrame(rows, schema=HELD_SCHEMA | {"gpu_uuid": pl.String}).unique(maintain_order=True)
     frame = frame.sort("start_time").unique(["node", "gpu_uuid", "job_id"], keep="first", maintain_order=True)
     shared = pl.col("job_id").n_unique().over("node", "gpu_uuid") > 1
-    warnings = [f"{len(unknown)} pods of GPU series are not known to run, as {min(unknown)}"] if unknown else []
+    warnings = [f"{counted(len(unknown), 'pod')} of GPU series not known to run, as {min(unknown)}"] if unknown else []
     return frame.with_columns(shared.alias("is_shared")).drop_nulls(["node", "start_time"]), warnings
 
 

@@ -17,7 +17,7 @@ from pipelines.sources.inventory import exists, nodes_frame, occupied, read_inve
 from pipelines.sources.sacct import LIVE_STATES, jobs_schema
 from pipelines.sources.sacct_file import all_before, overlapping
 from pipelines.sources.swf import SwfError, read_swf
-from pipelines.words import counted
+from pipelines.words import counted, lacking
 
 
 def _scan(source: str, setting: str, path: Path, needed: tuple[str, ...]) -> pl.LazyFrame:
@@ -33,7 +33,7 @@ def _scan(source: str, setting: str, path: Path, needed: tuple[str, ...]) -> pl.
         raise SourceError(f"{source}: {setting} {path}: no Parquet file that can be read: {error}") from None
     missing = [name for name in needed if name not in types]
     if missing:
-        raise SourceError(f"{source}: {setting} {path}: columns {', '.join(missing)} are missing")
+        raise SourceError(f"{source}: {setting} {path}: {lacking(missing)}")
     zones = {name: dtype.time_zone for name, dtype in types.items() if isinstance(dtype, pl.Datetime)}
     naive = [name for name, zone in zones.items() if zone is None]
     return frame.with_columns(pl.col(naive).dt.replace_time_zone("UTC")).with_columns(pl.col(list(zones)).cast(TIME))
@@ -100,7 +100,8 @@ class TelemetryTrace:
             span = self._samples.select(pl.col("ts").min().alias("first"), pl.col("ts").max().alias("last")).collect()
         except SourceError as error:
             return [found, ("format", False, str(error))]
-        return [found, ("format", bool(names), f"{len(names)} quantities, {span['first'][0]} to {span['last'][0]}")]
+        text = f"{counted(len(names), 'quantity', 'quantities')}, {span['first'][0]} to {span['last'][0]}"
+        return [found, ("format", bool(names), text)]
 
     def close(self) -> None:
         """Nothing is open."""
