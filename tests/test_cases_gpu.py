@@ -100,6 +100,25 @@ DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{{GPU}}} 2147483635
 DCGM_FI_DEV_POWER_VIOLATION{{{GPU}}} 9223372036854775792
 DCGM_FI_PROF_SM_ACTIVE{{{GPU}}} 0.250000
 """)
+    flags = read(f"""
+DCGM_FI_DEV_ROW_REMAP_FAILURE{{{GPU}}} 2147483634
+DCGM_FI_DEV_ROW_REMAP_FAILURE{{{OTHER}}} 0
+DCGM_FI_DEV_RETIRED_SBE{{{GPU}}} 2147483634
+DCGM_FI_DEV_RETIRED_DBE{{{GPU}}} 1
+DCGM_FI_DEV_CLOCKS_EVENT_REASONS{{{GPU}}} 9223372036854775794
+DCGM_FI_DEV_CLOCKS_EVENT_REASONS{{{OTHER}}} -1
+DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL{{{GPU}}} 9223372036854775794
+DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL{{{GPU}}} 5
+""")
+    assert flags.findings == {
+        ("is_remap_failed", "sentinel"): 1, ("retired_pages_total", "sentinel"): 1,
+        ("is_thermal_slowdown", "sentinel"): 2, ("is_power_brake", "sentinel"): 2, ("is_power_capped", "sentinel"): 2,
+        ("nvlink_error_total", "sentinel"): 1,
+    }  # fmt: skip
+    assert flags.health.sort("gpu_uuid").select("is_remap_failed", "retired_pages_total", "unknown_flags").rows() == [
+        (None, None, None), (False, None, None)
+    ]  # fmt: skip
+    assert flags.gpu["nvlink_error_total"].null_count() == 2
     row = got.row()
     for name in ("mem_temp_c", "gpu_temp_c", "gpu_power_w", "fb_used_bytes", "gpu_util_ratio", "xid_last",
                  "nvlink_tx_bytes_per_s"):  # fmt: skip
@@ -133,6 +152,9 @@ DCGM_FI_PROF_SM_ACTIVE{{{GPU}}} 1.5
         ("gpu_temp_c", "out_of_range"): 1, ("gpu_power_w", "above_limit"): 1, ("gpu_util_ratio", "out_of_range"): 1,
         ("sm_active_ratio", "out_of_range"): 1,
     }  # fmt: skip
+    # Beside it stands a value that can be.
+    power = f"DCGM_FI_DEV_POWER_USAGE{{{GPU}}} {garbage}\nDCGM_FI_DEV_POWER_USAGE_INSTANT{{{GPU}}} 300"
+    assert read(power).row()["gpu_power_w"] == (garbage if 0 <= garbage < 3000 else 300)
 
 
 def test_03_nvlink_bandwidth_is_a_rate_whatever_its_type_says() -> None:
@@ -225,8 +247,17 @@ def test_10_the_count_of_xids_is_of_a_window_and_falls_by_itself() -> None:
     got = read(text + over_time(GPU, step_s=60, DCGM_FI_DEV_XID_ERRORS=[0, 42, 42, 42, 42, 42]))
     assert got.health["xid_events"].to_list() == [0, 1, 1, 2, 1, 0]
     joined = got.gpu.join(got.health.select("ts", "gpu_uuid", "xid_events"), on=["ts", "gpu_uuid"])
-    events = xid_events_of(joined)
-    assert [(ts - T0).total_seconds() for ts in events["ts"]] == [60, 180]  # no event when it falls
+    for events in (xid_events_of(joined), xid_events_of(got.gpu, got.health), xid_events_of(got.health)):
+        assert [(ts - T0).total_seconds() for ts in events["ts"]] == [60, 180]  # no event when it falls
+    # What is counted is an event of its own code, whatever the gauge has stood at for days.
+    two = over_time(window + ',xid="31"', step_s=60, DCGM_EXP_XID_ERRORS_COUNT=[3, 3, 3, 3])
+    two += over_time(window + ',xid="79"', step_s=60, DCGM_EXP_XID_ERRORS_COUNT=[0, 0, 1, 1])
+    got = read(two + over_time(GPU, step_s=60, DCGM_FI_DEV_XID_ERRORS=[13, 13, 13, 13]))
+    assert got.health["xid_counts"].to_list() == ["31=3", "31=3", "31=3 79=1", "31=3 79=1"]
+    events = xid_events_of(got.gpu, got.health)
+    assert [((ts - T0).total_seconds(), code) for ts, code in zip(events["ts"], events["xid"], strict=True)] == [
+        (120, 79)
+    ]
     # Without an event there is one series without a code.
     assert read(f"DCGM_EXP_XID_ERRORS_COUNT{{{window}}} 0").health["xid_events"].to_list() == [0]
 
@@ -362,6 +393,11 @@ DCGM_FI_DEV_FB_RESERVED{{{GPU}}} 559
 """)
     assert got.row()["fb_total_bytes"] == 81559 * 2**20
     assert got.row()["fb_used_bytes"] == 70000 * 2**20
+    for name, total in (("TOTAL", 81559), ("RESERVED", 81000)):
+        part = f"DCGM_FI_DEV_FB_{name}{{{GPU}}} 2147483634\n"
+        part += f"DCGM_FI_DEV_FB_RESERVED{{{GPU}}} 559\n" if name == "TOTAL" else ""
+        some = read(f"DCGM_FI_DEV_FB_USED{{{GPU}}} 70000\nDCGM_FI_DEV_FB_FREE{{{GPU}}} 11000\n{part}")
+        assert some.row()["fb_total_bytes"] == total * 2**20, name
     beyond = read(f"DCGM_FI_DEV_FB_USED{{{GPU}}} 90000\nDCGM_FI_DEV_FB_TOTAL{{{GPU}}} 81559")
     assert beyond.row()["fb_used_bytes"] is None
     assert beyond.findings == {("fb_used_bytes", "above_total"): 1}
@@ -421,6 +457,19 @@ DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="GPU-{uuid}"}} 41
     assert (row["gpu_util_ratio"], row["sm_clock_hz"]) == (pytest.approx(0.99), pytest.approx(1.98e9))
     assert row["mem_temp_c"] is None  # [N/A] at nvidia-smi: no series, and no 0
     assert got.health["power_violation_s_total"].to_list() == [2.5]
+    # Its index is told apart, and another one after a boot; so are its XIDs, by code, from the first one on.
+    where = f'uuid="{uuid}"'
+    info = 'nvidia_smi_gpu_info{{{},name="NVIDIA H100",index="{}"}} 1 {}\n'.format
+    text = over_time(where, step_s=60, nvidia_smi_temperature_gpu=[50, 51, 52], nvidia_smi_pcie_link_gen_current=5)
+    text += "".join(info(where, index, T0_MS + 60_000 * i) for i, index in enumerate((3, 3, 4)))
+    text += f'nvidia_smi_xid_errors_total{{{where},xid="79"}} 1 {T0_MS + 120_000}\n'
+    text += f'nvidia_smi_xid_last_timestamp_seconds{{{where},xid="79"}} {T0_MS // 1000 + 117} {T0_MS + 120_000}\n'
+    got = read(text, node="n1")
+    assert got.gpu.select("gpu_uuid", "gpu_index", "xid_last").rows() == [
+        (f"GPU-{uuid}", 3, None), (f"GPU-{uuid}", 3, None), (f"GPU-{uuid}", 4, 79),
+    ]  # fmt: skip
+    assert xid_events_of(got.gpu, got.health).select("ts", "xid").rows() == [(T0 + timedelta(minutes=2), 79)]
+    assert got.findings == {}
 
 
 def test_25_amd_without_an_identity_and_with_all_ones() -> None:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from features.cleaning import clean_health_samples, health_minutes
 from features.vocabulary import COLUMNS, TIME, conform
+from features.xid_counts import folded, read, write
 from features.xid_events import EVENT_SCHEMA, xid_events_of
 from features.xids import ACTIONS, FATAL_FAULTS, XIDS, describe, fatal_faults
 from pipelines.faults import merge_signs, read_signs, read_xids
@@ -93,6 +95,86 @@ def test_the_same_code_twice_is_seen_only_where_something_counts() -> None:
     # The window lets go of old events by itself, and a gap tells nothing.
     assert events(samples(*codes, xid_events=[0.0, 2.0, 1.0, 0.0, 0.0])) == [(15, 31)]
     assert events(samples(*codes, xid_events=[0.0, 1.0, None, 1.0, 1.0])) == [(15, 31)]
+
+
+def counted(*texts: str | None, step_s: float = 60, gpu: str = "GPU-1") -> pl.DataFrame:
+    return samples(*[None] * len(texts), step_s=step_s, gpu=gpu).select(
+        "cluster", "node", "gpu_uuid", "ts", pl.Series("xid_counts", texts, dtype=pl.String)
+    )
+
+
+def test_a_rise_of_a_codes_count_is_an_event_of_that_code_whatever_the_gauge_says() -> None:
+    stuck = samples(31, 31, 31, 31, step_s=60)
+    other = counted("31=3", "31=3", "31=3 79=1", "31=3")
+    assert [(ts, code) for ts, code in events(stuck, counts=other)] == [(120, 79)]
+    assert events(stuck, counts=counted("", "", "62=1", "62=1")) == [(120, 62)]
+    assert events(samples(79, 79, 79, step_s=60), counts=counted("", "13=1", "")) == [(60, 13)]
+    # Without the gauge, with one that says nothing, and with one that never hears of the code.
+    assert events(counted("", "79=1", "79=1", "")) == [(60, 79)]
+    assert events(samples(None, None, step_s=60), counts=counted("", "79=1")) == [(60, 79)]
+    assert events(samples(0, 0, step_s=60), counts=counted("", "62=1")) == [(60, 62)]
+    # Each rise is one; falls, and a count that is not told, are none.
+    assert events(counted("", "31=1", "31=2", None, "31=2", "31=1", "31=2")) == [(60, 31), (120, 31), (360, 31)]
+
+
+def test_gauge_and_count_of_one_event_are_one() -> None:
+    assert events(samples(0, 79, 79, step_s=60), counts=counted("", "79=1", "79=1")) == [(60, 79)]
+    assert events(samples(0, 0, 79, 79, step_s=30), counts=counted("", "", "79=1")) == [(60, 79)]
+    assert events(samples(0, 79, 79, 79, step_s=60), counts=counted("", "", "79=1", "79=2")) == [(60, 79), (180, 79)]
+    # Of codes that came in one minute the fatal one began it.
+    found = xid_events_of(samples(0, 0, step_s=60), counted("", "45=1 48=1 94=1"))
+    assert found.select("xid", "first_xid", "is_consequence").rows() == [
+        (48, 48, False), (94, 48, True), (45, 48, True)
+    ]  # fmt: skip
+
+
+def test_counts_since_the_exporter_began_do_not_fall_by_themselves() -> None:
+    # The series of a code begins with its first event; what was there when the GPU was first seen is old.
+    assert events(counted(None, "79=1+", "79=1+", "79=2+")) == [(60, 79), (180, 79)]
+    assert events(counted("79=3+", "79=3+", "79=4+")) == [(120, 79)]
+    # One that falls began anew, and so did one that was missing for long; one that was missed a few times did not.
+    assert events(counted("79=3+", "79=1+")) == [(60, 79)]
+    assert events(counted("79=1+", *[None] * 12, "79=1+")) == [(780, 79)]
+    assert events(counted("79=1+", None, None, "79=1+")) == []
+    # Another exporter that counts a window beside it takes nothing from it.
+    assert events(counted("79=1+", "", "79=1+", "13=1", "79=1+")) == [(180, 13)]
+    away = pl.concat([counted("79=1+"), counted("79=1+").with_columns(pl.col("ts") + timedelta(hours=2))])
+    assert events(away) == []  # nobody was read meanwhile
+
+
+@pytest.mark.parametrize("several", [["31=3", "79=1"], ["", "31=3 79=1"], ["31=3 79=1", "31=2 79=1", "31=1"]])
+def test_counts_of_one_moment_or_minute_are_one_by_the_largest(several: list[str]) -> None:
+    frame = conform(counted(*several, step_s=0), "core_gpu_health")
+    assert clean_health_samples(frame)[0]["xid_counts"].to_list() == ["31=3 79=1"]
+    minute = health_minutes(conform(counted(*several, step_s=5), "core_gpu_health"))
+    assert minute["xid_counts"].to_list() == ["31=3 79=1"]
+    assert health_minutes(conform(counted(None, None), "core_gpu_health"))["xid_counts"].to_list() == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("codes", "window", "expected"),
+    [
+        ([31, 79], [3.0, 1.0], (4, "31=3 79=1")),
+        ([31, 79], [3.0, 0.0], (3, "31=3")),
+        ([None], [0.0], (0, "")),
+        ([None], [2.0], (2, None)),  # of which code it does not say
+        ([31, 79], [3.0, 9223372036854775794.0], (9223372036854775794.0, None)),
+        ([31, 79], [3.0, -1.0], (-1, None)),
+    ],
+)
+def test_counts_of_codes_are_folded(codes: list, window: list, expected: tuple[float, str | None]) -> None:
+    frame = pl.DataFrame(
+        {"cluster": "a", "node": "n1", "gpu_uuid": "g", "ts": T0, "xid": codes, "xid_events": window},
+        schema_overrides={"xid": pl.Int32},
+    )
+    assert folded(frame).select("xid_events", "xid_counts").rows() == [expected]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.tuples(st.integers(0, 999_999), st.booleans()), st.integers(1, 1_000_000)), st.text())
+def test_counts_are_read_as_they_are_written(counts: dict[tuple[int, bool], int], noise: str) -> None:
+    assert read(write(counts)) == counts
+    read(noise)
 
 
 def first_of(frame: pl.DataFrame) -> list[tuple[int, bool, int]]:
