@@ -27,6 +27,7 @@ REASONS: dict[str, str] = {
     "saturated": "A 32-bit counter that stands at its end: it has overflowed and tells nothing any more.",
     "late_reading": "A port a little behind its sample before, as of a replica whose clock is off; it has no rates.",
     "zero_on_mig": "Utilisation 0 of a GPU in MIG mode, where the driver does not measure it.",
+    "partition_missing": "What only all partitions of an AMD GPU tell together, while not all of them are there.",
     "no_profile": "Activity of a MIG instance whose share of the GPU is not known, or not of all its instances.",
     "zero_under_load": "A traffic counter that never left 0 while the GPU worked.",
     "stuck": "Profiling counters at 0 while utilisation or power say that the GPU works.",

@@ -14,8 +14,11 @@ from features.cleaning_rows import merge, unique
 _KEY = ("cluster", "node", "gpu_uuid", "ts")
 _SUMMED = ("fb_used_bytes", "fb_total_bytes", "fb_reserved_bytes")
 _ACTIVITY = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
+_OF_PARTS = ("gpu_util_ratio", *_SUMMED, *_ACTIVITY)
 _SLICES = 7
-_AMD = ("dpx", "tpx", "qpx", "cpx")  # partitions of equal size, whose utilisation is measured
+# Partitions of equal size, whose utilisation is measured, and how many there are; of cpx one a die: 6 or 8.
+_COUNTS = {"dpx": 2, "tpx": 3, "qpx": 4, "cpx": 6}
+_AMD = tuple(_COUNTS)
 # Profiles that only boards of four slices have: A30 (24 GB) and RTX PRO 6000 (96 GB).
 _OF_FOUR = r"^(?:\d+c\.)?(?:1g\.6gb|2g\.12gb|4g\.24gb|2g\.48gb|4g\.96gb)"
 
@@ -26,7 +29,7 @@ def merge_instances(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.D
     Power, temperatures, clocks, limits, traffic, flags, XID and errors by their maximum. Memory is the whole GPU's own
     where a row of it has it, else the sum over its instances. Activity is the mean over the slices of the GPU, those of
     no instance being idle (1g.10gb is one of seven; of an A30 one of four). Utilisation 0 is not believed. Partitions
-    of AMD's GPUs have equal parts, in utilisation too.
+    of AMD's GPUs have equal parts, in utilisation too; while one is missing, no one knows what the whole GPU does.
 
     Args:
         samples: Rows of `raw_gpu_samples`, values bounded already.
@@ -43,10 +46,37 @@ def merge_instances(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.D
     rows = samples.join(divided, on=_KEY, how="semi")
     whole = unique(rows.filter(~is_part.fill_null(False)), _KEY, findings)
     parts = unique(rows.filter(is_part), (*_KEY, "mig_instance"), findings)
+    is_whole = pl.len().over(_KEY) >= _expected().max().over(_KEY)
+    incomplete = parts.filter(~is_whole).select(_KEY).unique()
     merged = _with_activity(_with_memory(merge(rows.drop("mig_instance", "mig_profile"), _KEY, findings), whole, parts),
                             whole, parts, findings)  # fmt: skip
-    merged = _with_utilisation(merged, parts, findings)
+    merged = _without_incomplete(_with_utilisation(merged, parts, findings), whole, incomplete, findings)
     return pl.concat([others, merged.select(others.columns)])
+
+
+def _expected() -> pl.Expr:
+    """How many partitions the GPU of a row has at least; 0 for MIG instances, of which there may be any number."""
+    kind = pl.col("mig_profile").replace_strict(_COUNTS, default=None, return_dtype=pl.Int64)
+    number = pl.col("mig_instance").cast(pl.Int64, strict=False) + 1
+    return pl.when(kind.is_not_null()).then(pl.max_horizontal(kind, number)).otherwise(0)
+
+
+def _without_incomplete(
+    merged: pl.DataFrame, whole: pl.DataFrame, incomplete: pl.DataFrame, findings: list[pl.DataFrame]
+) -> pl.DataFrame:
+    """Null for what only all partitions of a GPU tell together, while some are missing."""
+    if incomplete.is_empty():
+        return merged
+    own = whole.select(*_KEY, *(pl.col(name).is_not_null().alias(f"_{name}") for name in _OF_PARTS))
+    rows = merged.join(incomplete.with_columns(_gap=True), on=_KEY, how="left", maintain_order="left")
+    rows = rows.join(own, on=_KEY, how="left", maintain_order="left")
+    for name in _OF_PARTS:
+        lost = pl.col("_gap").fill_null(False) & ~pl.col(f"_{name}").fill_null(False) & pl.col(name).is_not_null()
+        at = rows.select(lost).to_series()
+        if at.any():
+            findings.append(count(rows.filter(at), name, "partition_missing"))
+            rows = rows.with_columns(pl.when(~at).then(name).alias(name))
+    return rows.select(merged.columns)
 
 
 def _with_memory(merged: pl.DataFrame, whole: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:

@@ -78,6 +78,9 @@ BOARD_LABELS = (
 
 def board_facts(labels: Mapping[str, str]) -> tuple[str | None, ...]:
     """What the labels of a GPU's series tell of its board, as `BOARD_LABELS`; null where they do not."""
+    if driver := labels.get("driver_ver"):  # Omnistat's spelling; elsewhere `type` may be anything
+        told = {"model_name": labels.get("type", ""), "vbios_version": labels.get("vbios", "")}
+        labels = told | {"driver_version": driver} | dict(labels)
     return tuple(_first(labels, names) or None for names in BOARD_LABELS)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from features.exporters.metric import HW_HOT, HW_SLOW, Metric
+from features.exporters.metric import FB_SHARE, HW_HOT, HW_SLOW, Metric
 from features.vocabulary import COLUMNS
 
 # "Not there" values of NVIDIA's libraries: INT32 blank…not permitted, the same as 64-bit and as floating point.
@@ -68,7 +68,9 @@ def _flag(source: Source) -> pl.Expr:
     if metric.mask:
         bits = pl.when(value.is_between(0, _MASK_BITS)).then(value).cast(pl.Int64)
         return (bits & metric.mask) != 0
-    return value == metric.equals if metric.equals is not None else value > 0
+    if metric.equals is not None:
+        return value == metric.equals
+    return pl.when(~value.is_in(list(UINT_MAX))).then(value) > 0
 
 
 def _parts(sources: list[Source]) -> list[list[Source]]:
@@ -148,7 +150,11 @@ def unknown(by_column: dict[str, list[Source]], wide: pl.DataFrame) -> pl.Series
 
 
 def with_memory(wide: pl.DataFrame) -> pl.DataFrame:
-    """Memory in all, where none is exposed that can be, from what is used, free and held back."""
+    """Memory in all, where none is exposed that can be, from what is used, free and held back; used from its share."""
+    if FB_SHARE in wide.columns and "fb_total_bytes" in wide.columns:
+        share = pl.when(pl.col(FB_SHARE).is_between(0, 1)).then(FB_SHARE) * _believable("fb_total_bytes")
+        given = ["fb_used_bytes"] if "fb_used_bytes" in wide.columns else []
+        wide = wide.with_columns(pl.coalesce([*given, share]).alias("fb_used_bytes"))
     if "fb_used_bytes" not in wide.columns or "_fb_free_bytes" not in wide.columns:
         return wide
     # Drivers before 510 count what they hold back as used and expose no reserved figure, or a number for none.

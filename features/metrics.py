@@ -20,6 +20,7 @@ from features.exporters import amd, dcgm, fabric, kubernetes, nvidia_smi, sensor
 from features.exporters.metric import (
     BOARD,
     ENTITIES,
+    FB_SHARE,
     FED,
     HW_HOT,
     HW_POWER_BRAKE,
@@ -69,7 +70,7 @@ __all__ = [
     "node_name", "short_host", "to_columns",
 ]  # fmt: skip
 
-_HELPERS = ("_fb_free_bytes", BOARD, HW_SLOW, HW_HOT)
+_HELPERS = ("_fb_free_bytes", FB_SHARE, BOARD, HW_SLOW, HW_HOT)
 _DERIVED = ("xid_events", "xid_counts", "unknown_flags")  # made of others: `features/xid_counts.py`, `metric_values.py`
 ENTITY_COLUMNS: dict[Entity, tuple[str, ...]] = {
     "gpu": (*GPU_QUANTITIES, *_HELPERS),

@@ -36,6 +36,7 @@ KINDS: dict[Kind, str] = {
 MIB = 2.0**20
 BOARD = "_board"  # column of rows whose labels tell index, slot, model and versions of a GPU; their values say nothing
 HW_SLOW, HW_HOT = "_hw_slowdown", "_hw_thermal"
+FB_SHARE = "_fb_used_share"  # of all memory
 JOB_NUMBER, JOB_HERE = "_job_number", "_job_here"  # the value is the id of a job; 1: the job in the labels is here
 LANE = "#"  # in a name: the number of an NVLink
 LANES = 18
