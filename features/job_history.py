@@ -17,6 +17,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from features.job_likeness import Likeness
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -246,6 +248,18 @@ class JobHistory:
         """How many events of the group came at or before each moment, shape (q,)."""
         first, last = self.index(group, event).before(groups, moments, or_at=True)
         return last - first
+
+    @cached_property
+    def likeness(self) -> Likeness:
+        """What likeness of each row to later ones is judged by, as known at its own submit."""
+        table = self.table
+        last_runs = []
+        for group in ("user", "key"):
+            slots = self.newest(group, "run", self.group(group), table.submit, 1)
+            last_runs.append(np.where(slots.is_filled[:, 0], self.log_runtime[slots.rows[:, 0]], np.nan))
+        asked = [np.log(table.limit_s), np.log(table.width), np.log1p(np.maximum(table.memory_mib, 0.0))]
+        gaps = np.stack([*asked, *last_runs], axis=1)
+        return Likeness(gaps, np.stack([self.group("family"), self.group("queue")], axis=1), table.submit)
 
     def own_rows(self, jobs: JobTable) -> Ints:
         """Row of each query job in this history, −1 where it is not in it, shape (q,)."""

@@ -15,13 +15,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import JobHistory, JobTable, Slots
-from features.job_recency import row_mean, row_quantile, row_spread, survival_quantiles, weighted_quantiles
+from features.job_likeness import Likeness, like_jobs
+from features.job_recency import row_mean, row_quantile, row_spread, survival_quantiles
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 RECENT = 20  # entries that recency looks back on
-NEIGHBOURS = 64  # of the user's own newest jobs that the kernel weighs
 STARTED = 24  # newest started siblings for Kaplan–Meier
 _CHUNK = 20_000  # rows at a time: bounds memory at some 50 MB a thread
 _HOUR_US = 3_600_000_000
@@ -32,7 +32,7 @@ _RECENCY_GROUPS = ("user", "user_limit", "key", "family", "spec", "shape", "queu
 _SURVIVAL = ("q25", "q50", "q75", "running", "elapsed_low", "elapsed_high")
 _SURVIVAL_GROUPS = ("user", "key", "spec")
 KERNEL_LEVELS = tuple((2 * k + 1) / 20 for k in range(10))
-_KERNEL = (*(f"q{round(100 * level):02d}" for level in KERNEL_LEVELS), "mean", "distance", "bad")
+_KERNEL = (*(f"q{round(100 * level):02d}" for level in KERNEL_LEVELS), "mean", "distance", "bad", "mass")
 _CHAIN = (
     "submits_1m", "submits_1h", "submits_1d", "gap", "is_same_key", "same_key_1h", "gap_key", "since_bad", "bad_run",
     "gap_after_end", "last_ran",
@@ -208,30 +208,20 @@ class _Asker:
         self._put(f"started_{group}", **columns)
 
     def kernel(self) -> None:
-        """Of the user's own newest jobs, weighted by likeness of request and name and by recency."""
-        slots = self.history.newest("user", "run", self.groups["user"], self.moments, NEIGHBOURS)
-        rows, past = slots.rows, self.past
-        logs = np.where(slots.is_filled, self.history.log_runtime[rows], np.nan)
-        limit_gap = _gap(np.log(past.limit_s[rows]), np.log(self.limit_s))
-        width_gap = _gap(np.log(past.width[rows]), np.log(self.width))
-        memory_gap = _gap(_log1p(past.memory_mib[rows]), _log1p(self.memory_mib))
-        other_family = self.history.group("family")[rows] != self.groups["family"][:, None]
-        other_queue = self.history.group("queue")[rows] != self.groups["queue"][:, None]
-        age = np.arange(NEIGHBOURS) / 16.0
-        gap = _log1p((self.submit[:, None] - past.submit[rows]) / 1e6)
-        distance = (
-            1.5 * limit_gap + 1.0 * width_gap + 0.5 * memory_gap + 1.5 * other_family + 0.5 * other_queue
-            + 0.5 * age + 0.15 * gap
+        """Of the user's own newest jobs, weighted by likeness of request, situation and time."""
+        history = self.history
+        gaps = np.stack(
+            [np.log(self.limit_s), np.log(self.width), _log1p(self.memory_mib), self.out["user_last1"],
+             self.out["key_last1"]], axis=1,
         )  # fmt: skip
-        distance = np.where(slots.is_filled, distance, np.inf)
-        nearest = np.min(distance, axis=1)
-        weights = np.exp(-(distance - np.where(np.isinf(nearest), 0.0, nearest)[:, None]))
-        quantiles = weighted_quantiles(logs, weights, KERNEL_LEVELS)
-        self._put(
-            "kernel", **dict(zip(_KERNEL, quantiles, strict=False)), mean=row_mean(logs, weights),
-            distance=np.where(np.isinf(nearest), np.nan, nearest),
-            bad=row_mean(np.where(slots.is_filled, past.is_bad[rows], np.nan), weights),
+        labels = np.stack([self.groups["family"], self.groups["queue"]], axis=1)
+        index = history.index("user", "run")
+        first, last = index.before(self.groups["user"], self.moments)
+        found = like_jobs(
+            Likeness(gaps, labels, self.submit), history.likeness, index.rows, first, last, history.log_runtime,
+            self.past.is_bad, KERNEL_LEVELS,
         )  # fmt: skip
+        self._put("kernel", **{name: found[:, k] for k, name in enumerate(_KERNEL)})
 
     def chain(self) -> None:
         """The user's own submissions before this one, and how the newest of them went."""
@@ -268,13 +258,6 @@ class _Asker:
 
     def _without_own(self, slots: Slots) -> Slots:
         return Slots(slots.rows, slots.is_filled & (slots.rows != self.own[:, None]), slots.count)
-
-
-def _gap(past: Floats, present: Floats) -> Floats:
-    """Distance of logarithms, (n, k) against (n,): 0 where both are unknown, 3 where one is."""
-    present = np.broadcast_to(present[:, None], past.shape)
-    both_unknown = np.isnan(past) & np.isnan(present)
-    return np.where(both_unknown, 0.0, np.minimum(np.nan_to_num(np.abs(past - present), nan=3.0), 3.0))
 
 
 def _log1p(values: Floats) -> Floats:

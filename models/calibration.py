@@ -16,6 +16,13 @@ from models.curves import LEVELS, MEDIAN, level_of, read_levels, rising
 
 Floats = NDArray[np.float64]
 MIN_ROWS = 50  # fewer outcomes correct nothing
+PRIOR_OUTCOMES = 50  # independent outcomes that the uncorrected curves are worth, where blocks are given
+
+
+def effective_count(blocks: NDArray[Any]) -> float:
+    """Independent outcomes that rows are worth when those of one block all go the same way (Kish)."""
+    counts = np.unique(blocks, return_counts=True)[1].astype(np.float64)
+    return float(counts.sum() ** 2 / (counts**2).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +46,15 @@ class Conformal:
         return cls(LEVELS.copy(), np.zeros(len(LEVELS)), 0)
 
     @classmethod
-    def fit(cls, curves: Floats, actual_log: Floats) -> Conformal:
-        """Learn from curves and outcomes, both ln(seconds), shapes (n, len(LEVELS)) and (n,)."""
+    def fit(cls, curves: Floats, actual_log: Floats, blocks: NDArray[Any] | None = None) -> Conformal:
+        """Learn from curves and outcomes.
+
+        Args:
+            curves: ln(seconds), shape (n, len(LEVELS)).
+            actual_log: ln(seconds), shape (n,).
+            blocks: Rows of the same block are not independent, shape (n,); the correction is shrunk to what so few
+                outcomes can tell. None: all are independent, the correction is whole.
+        """
         if len(actual_log) < MIN_ROWS:
             return cls.identity()
         held = level_of(curves, actual_log)
@@ -56,6 +70,10 @@ class Conformal:
         # Outcomes that repeat make the gap a lump at zero; only the tails need what the levels cannot give.
         offsets[:MEDIAN] = np.minimum(offsets[:MEDIAN], 0.0)
         offsets[MEDIAN + 1 :] = np.maximum(offsets[MEDIAN + 1 :], 0.0)
+        if blocks is not None:
+            count = effective_count(blocks)
+            share = count / (count + PRIOR_OUTCOMES)
+            levels, offsets = LEVELS + share * (levels - LEVELS), share * offsets
         return cls(levels, offsets, len(actual_log))
 
     def apply(self, curves: Floats) -> Floats:

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.job_recency import weighted_quantiles
+from features.compiled import compiled
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
 
 Floats = NDArray[np.float64]
@@ -34,18 +34,76 @@ def pool(parts: Sequence[NDArray[Any]], weights: Sequence[Floats]) -> Floats:
     Returns:
         Curves of shape (n, len(LEVELS)); NaN where a row has no sample of any weight.
     """
+    return pool_with_mode(parts, weights, np.full(len(parts[0]), np.inf))[0]
+
+
+def pool_with_mode(
+    parts: Sequence[NDArray[Any]], weights: Sequence[Floats], top: Floats, mode_weights: Sequence[Floats] | None = None
+) -> tuple[Floats, Floats]:
+    """Curves of a mixture, and the point that most of its weight lies within 25 % of.
+
+    Args:
+        parts: As in `pool`.
+        weights: As in `pool`.
+        top: ln of the longest possible, shape (n,); samples beyond count as it.
+        mode_weights: Weights for the point, where they differ.
+
+    Returns:
+        Curves of shape (n, len(LEVELS)) and points of shape (n,), both ln(seconds).
+    """
     n = len(parts[0])
-    curves = np.empty((n, len(LEVELS)))
+    component = np.repeat(np.arange(len(parts)), [part.shape[1] for part in parts])
+    curves, modes = np.full((n, len(LEVELS)), np.nan), np.full(n, np.nan)
+    shares = []
+    for chosen in (weights, weights if mode_weights is None else mode_weights):
+        counts = [np.maximum((~np.isnan(part)).sum(axis=1), 1) for part in parts]
+        shares.append(np.stack([w / k for w, k in zip(chosen, counts, strict=True)], axis=1).astype(np.float64))
     for first in range(0, n, _ROWS):
         rows = slice(first, first + _ROWS)
         values = np.concatenate([part[rows] for part in parts], axis=1).astype(np.float64)
-        shares = []
-        for part, weight in zip(parts, weights, strict=True):
-            filled = ~np.isnan(part[rows])
-            count = np.maximum(filled.sum(axis=1, keepdims=True), 1)
-            shares.append(np.where(filled, weight[rows, None] / count, 0.0))
-        curves[rows] = np.stack(weighted_quantiles(values, np.concatenate(shares, axis=1), tuple(LEVELS)), axis=1)
-    return curves
+        _summarise(
+            np.minimum(values, top[rows, None]), component, shares[0][rows], shares[1][rows], LEVELS, curves[rows],
+            modes[rows],
+        )  # fmt: skip
+    return curves, modes
+
+
+@compiled
+def _summarise(
+    values: Floats, component: NDArray[np.int64], share: Floats, mode_share: Floats, levels: Floats, curves: Floats,
+    modes: Floats,
+) -> None:  # fmt: skip
+    """Quantiles (the smallest sample at which the weight reaches the level) and the fullest window, row by row."""
+    n, width = values.shape
+    below, above = -np.log(0.75), np.log(1.25)  # ln(forecast ÷ actual) may lie between −above… and below
+    for i in range(n):
+        order = np.argsort(values[i])
+        count = width
+        while count > 0 and np.isnan(values[i, order[count - 1]]):
+            count -= 1
+        total = 0.0
+        for k in range(count):
+            total += share[i, component[order[k]]]
+        if total <= 0:
+            continue
+        mass, level = 0.0, 0
+        for k in range(count):
+            mass += share[i, component[order[k]]]
+            while level < len(levels) and mass >= levels[level] * total - 1e-12:
+                curves[i, level] = values[i, order[k]]
+                level += 1
+        best, inside, last = -1.0, 0.0, 0
+        for k in range(count):
+            low = values[i, order[k]]
+            while last < count and values[i, order[last]] <= low + below + above + 1e-9:
+                inside += mode_share[i, component[order[last]]]
+                last += 1
+            if inside > best + 1e-12:
+                best = inside
+                high = values[i, order[last - 1]]
+                # From x, actual may lie in [x − ln 1.25, x − ln 0.75]: the middle of the points that reach both ends.
+                modes[i] = ((high - below) + (low + above)) / 2
+            inside -= mode_share[i, component[order[k]]]
 
 
 def read_levels(curves: Floats, levels: Sequence[float] | Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""How the components of a runtime's distribution are weighed: two forests, like jobs, and the newest of the same key.
+"""How the components of a runtime's distribution are weighed: two forests, like jobs, and jobs of the same key.
 
 Here belong the weights per row and their choice on released jobs; not the forests (`models/forest.py`), and not the
 forecaster that uses them (`models/runtime.py`).
@@ -13,17 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.jobs import FEATURES, KERNEL_LEVELS
-from models.curves import cap, pool
+from models.curves import cap, pool_with_mode
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
 
-GAIN = 0.997  # a weight departs from its default only when that cuts the loss to this share
-_CHOICES = {"ratio": (0.0, 0.25, 0.5, 0.75, 1.0), "repeat": (0.0, 0.15, 0.25), "kernel": (0.0, 0.15, 0.3, 0.5)}
+TRUST = 2.0  # a value of a weight that did worse by one standard error weighs e^−TRUST as much as the best
+_CHOICES = {
+    "ratio": (0.0, 0.25, 0.5, 0.75, 1.0), "repeat": (0.0, 0.15, 0.25), "kernel": (0.0, 0.15, 0.3, 0.5),
+    "siblings": (0.0, 0.1, 0.2, 0.35),
+}  # fmt: skip
+MODE_RATIO = 0.5  # the mode needs the density, which both forests together give best
 _KERNEL = [FEATURES.index(f"kernel_q{round(100 * level):02d}") for level in KERNEL_LEVELS]
 _DISTANCE = FEATURES.index("kernel_distance")
+_SIBLINGS = [FEATURES.index(f"started_key_{name}") for name in ("q25", "q50", "q75")]
 _LAST1, _LAST2 = FEATURES.index("key_last1"), FEATURES.index("key_last2")
-_NEAR, _FAR = 1.5, 2.5  # distance of the most alike job up to which, and from which on, the kernel counts fully, not
+_NEAR, _FAR = 3.0, 5.0  # distance of the most alike job up to which, and from which on, the kernel counts fully, not
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,58 +39,74 @@ class Mix:
         ratio: Share of the forest relative to the limit, of the two forests.
         kernel: Share of the user's like jobs, where the most alike is near.
         repeat: Share of the newest two jobs of the same key, where there are any.
+        siblings: Share of the started jobs of the same key, those still running counted as censored (Kaplan–Meier).
     """
 
     ratio: float = 0.5
     kernel: float = 0.3
     repeat: float = 0.15
+    siblings: float = 0.0
 
 
 def past_samples(X: Matrix) -> list[Matrix]:
-    """Samples of ln(runtime) from the job's own past: of like jobs (n, 10), and of the newest two of its key (n, 2)."""
+    """Samples of ln(runtime) from the past: of like jobs (n, 10), the newest two of the key (n, 2), siblings (n, 3)."""
     last1, mean = X[:, _LAST1].astype(np.float64), X[:, _LAST2].astype(np.float64)
     before = np.log(np.maximum(2 * np.exp(mean) - np.exp(last1), 1.0))
-    return [X[:, _KERNEL], np.stack([last1, before], axis=1).astype(np.float32)]
+    return [X[:, _KERNEL], np.stack([last1, before], axis=1).astype(np.float32), X[:, _SIBLINGS]]
 
 
 def weights(X: Matrix, mix: Mix, samples: list[NDArray[Any]]) -> list[Floats]:
-    """Weight of each component per row: run forest, ratio forest, like jobs, newest of the key."""
+    """Weight of each component per row: run forest, ratio forest, like jobs, newest of the key, siblings."""
     nearness = np.clip((_FAR - X[:, _DISTANCE].astype(np.float64)) / (_FAR - _NEAR), 0.0, 1.0)
     kernel = mix.kernel * np.nan_to_num(nearness, nan=0.0)
     repeat = np.where(np.isnan(X[:, _LAST1]), 0.0, mix.repeat)
+    siblings = np.where(np.isnan(X[:, _SIBLINGS[0]]), 0.0, mix.siblings)
     ratio = 0.0 if np.isnan(samples[1]).all() else 1.0 if np.isnan(samples[0]).all() else mix.ratio
     forests = (1 - kernel) * (1 - repeat)
-    return [(1 - ratio) * forests, ratio * forests, kernel * (1 - repeat), repeat]
+    parts = [(1 - ratio) * forests, ratio * forests, kernel * (1 - repeat), repeat]
+    return [*(part * (1 - siblings) for part in parts), siblings]
 
 
-def pooled(samples: list[NDArray[Any]], X: Matrix, mix: Mix, limit_s: Floats) -> Floats:
-    """Quantile curves of the mixture, ln(seconds), capped at the limit; shape (n, len(LEVELS))."""
-    return cap(pool(samples, weights(X, mix, samples)), limit_s)
+def pooled(samples: list[NDArray[Any]], X: Matrix, mix: Mix, limit_s: Floats) -> tuple[Floats, Floats]:
+    """The mixture, ln(seconds), capped at the limit: quantile curves, shape (n, len(LEVELS)), and modes, shape (n,)."""
+    top = np.where(np.isnan(limit_s), np.inf, np.log(np.maximum(limit_s, 1.0)))
+    both = replace(mix, ratio=MODE_RATIO)
+    curves, modes = pool_with_mode(samples, weights(X, mix, samples), top, weights(X, both, samples))
+    return cap(curves, limit_s), np.clip(modes, 0.0, top)
 
 
-def choose_mix(samples: list[NDArray[Any]], X: Matrix, y: Floats, limit_s: Floats) -> tuple[Mix, dict[str, float]]:
+def choose_mix(
+    samples: list[NDArray[Any]], X: Matrix, y: Floats, limit_s: Floats, blocks: NDArray[Any]
+) -> tuple[Mix, dict[str, float]]:
     """Weights with a low MALE on held-out jobs, one after another from the defaults.
+
+    Each becomes the mean of the values tried, those that did worse by more standard errors (over blocks) weighing less:
+    where few blocks tell the values apart, no value is taken for the best.
 
     Args:
         samples: Samples of each component, as `weights` orders them.
         X: Features, shape (n, f).
         y: ln(runtime), shape (n,).
         limit_s: Limits, NaN: none, shape (n,).
+        blocks: Rows of the same block are not independent, shape (n,).
 
     Returns:
         The mix, and the losses of the default and of the chosen one.
     """
     medians = _Medians(samples, X, y, limit_s)
+    _, codes = np.unique(blocks, return_inverse=True)
     chosen = Mix()
-    loss = default = medians.loss(chosen)
+    default = float(medians.losses(chosen).mean())
     for name, values in _CHOICES.items():
         if name == "ratio" and np.isnan(samples[1]).all():
             continue
-        tried = {value: medians.loss(replace(chosen, **{name: value})) for value in values}
-        best = min(tried, key=lambda value: tried[value])
-        if tried[best] < GAIN * loss:
-            chosen, loss = replace(chosen, **{name: best}), tried[best]
-    return chosen, {"default": default, "chosen": loss}
+        tried = np.stack([medians.losses(replace(chosen, **{name: value})) for value in values])
+        gaps = tried - tried[np.argmin(tried.mean(axis=1))]
+        errors = np.array([np.sqrt((np.bincount(codes, weights=gap) ** 2).sum()) for gap in gaps])
+        worse = np.divide(gaps.sum(axis=1), errors, out=np.zeros(len(values)), where=errors > 0)
+        trust = np.exp(-TRUST * worse)
+        chosen = replace(chosen, **{name: float(np.dot(trust, values) / trust.sum())})
+    return chosen, {"default": default, "chosen": float(medians.losses(chosen).mean())}
 
 
 class _Medians:
@@ -101,10 +122,10 @@ class _Medians:
         self._component[np.isnan(self._values)] = len(samples)  # an empty slot weighs nothing
         self._counts = [np.maximum((~np.isnan(part)).sum(axis=1), 1) for part in samples]
 
-    def loss(self, mix: Mix) -> float:
+    def losses(self, mix: Mix) -> Floats:
         shares = [w / n for w, n in zip(weights(self._X, mix, self._samples), self._counts, strict=True)]
         table = np.stack([*shares, np.zeros(len(self._y))], axis=1)
         mass: Floats = np.cumsum(np.take_along_axis(table, self._component, axis=1), axis=1)
         at = np.argmax(mass >= 0.5 * mass[:, -1:] - 1e-12, axis=1)
         median = np.clip(self._values[np.arange(len(at)), at], 0.0, self._top)
-        return float(np.abs(median - self._y).mean())
+        return np.abs(median - self._y)

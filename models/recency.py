@@ -32,6 +32,7 @@ BASELINES: dict[str, tuple[str, ...]] = {
 }
 KEYED = tuple(name for name in BASELINES if name != "limit")
 STRATA = ("key", "user", "new")  # the key has history, only the user has, neither has
+SPREAD_LEVELS = (0.1, 0.5, 0.9)
 _AT = {name: FEATURES.index(name) for chain in BASELINES.values() for name in chain}
 _KEY_COUNT, _USER_COUNT = FEATURES.index("key_count"), FEATURES.index("user_count")
 _DEFAULT_LOG = np.log(3600.0)  # with no history and no limit at all
@@ -52,6 +53,16 @@ def baseline_log(name: str, features: Matrix) -> Floats:
     value = np.nan_to_num(value.astype(np.float64), nan=_DEFAULT_LOG)
     limit = features[:, _AT[_LIMIT]].astype(np.float64)
     return np.maximum(np.fmin(value, limit), 0.0)
+
+
+def empirical_log(features: Matrix) -> Floats:
+    """Quantiles at `SPREAD_LEVELS` of the key's newest, else the user's, else everyone's; ln(seconds), shape (n, 3)."""
+    found = np.full((len(features), len(SPREAD_LEVELS)), np.nan)
+    for group in ("key", "user", "all"):
+        columns = [FEATURES.index(f"{group}_{name}") for name in ("low", "median", "high")]
+        found = np.where(np.isnan(found), features[:, columns], found)
+    limit = features[:, [_AT[_LIMIT]]].astype(np.float64)
+    return np.maximum(np.fmin(np.nan_to_num(found.astype(np.float64), nan=_DEFAULT_LOG), limit), 0.0)
 
 
 def stratum(features: Matrix) -> NDArray[np.int64]:

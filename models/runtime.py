@@ -1,9 +1,9 @@
 """Runtime of a job: a predictive distribution at submit, and of the time left while it runs.
 
-Two forests, one of ln(runtime) and one of ln(runtime ÷ limit), the user's own most alike jobs and the newest of the key
-are pooled into one distribution; how much each weighs is chosen on released jobs, as is whether keyed recency should
-speak instead. Here
-belongs this forecaster; not the features (`features/jobs.py`), the baselines (`models/recency.py`) or who is champion.
+Two forests, one of ln(runtime) and one of ln(runtime ÷ limit), the user's own most alike jobs and those of the key are
+pooled into one distribution; how much each weighs is learnt from released jobs, as is whether keyed recency should
+speak instead. Here belongs this forecaster; not the features (`features/jobs.py`), the weights (`models/mixture.py`),
+the baselines (`models/recency.py`) or who is champion.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RuntimeForecaster:
 
     Attributes:
         experts: The forests.
-        mix: Weights of the forests, the like jobs and the newest of the key.
+        mix: Weights of the forests, the like jobs and those of the key.
         recency: Keyed recency, which speaks for the strata where it did better.
         is_recency: By stratum (`STRATA`): keyed recency speaks.
         conformal: Correction of the pooled curves.
@@ -144,9 +144,10 @@ class RuntimeForecaster:
             early = np.arange(first)
         trial = _Experts.fit(X[early], y[early], limit_log[early], half, seed=seed, threads=threads)
         samples = trial.samples(X[held], limit_log[held])
-        mix, losses = choose_mix(samples, X[held], y[held], table.limit_s[rows[held]])
-        curves = pooled(samples, X[held], mix, table.limit_s[rows[held]])
-        conformal = Conformal.fit(curves, np.fmin(y[held], limit_log[held]))
+        blocks = day_blocks(prepared.group("user")[rows[held]], table.submit[rows[held]])
+        mix, losses = choose_mix(samples, X[held], y[held], table.limit_s[rows[held]], blocks)
+        curves, _ = pooled(samples, X[held], mix, table.limit_s[rows[held]])
+        conformal = Conformal.fit(curves, np.fmin(y[held], limit_log[held]), blocks)
         snapped = _snap(curves, X[held])
         is_snapped = bool(_median_loss(snapped, y[held]) < _median_loss(curves, y[held]))
         curves = snapped if is_snapped else curves
@@ -161,13 +162,18 @@ class RuntimeForecaster:
 
     def curves(self, X: Matrix, limit_s: Floats) -> Floats:
         """Quantile curves, ln(seconds), of shape (n, levels), from features and limits (NaN: none)."""
+        return self.distribution(X, limit_s)[0]
+
+    def distribution(self, X: Matrix, limit_s: Floats) -> tuple[Floats, Floats]:
+        """The curves, and the points that most weight lies within 25 % of, ln(seconds), shape (n,)."""
         if not len(X):
-            return np.empty((0, len(self.conformal.levels)))
-        curves = pooled(self.experts.samples(X, np.log(limit_s)), X, self.mix, limit_s)
+            return np.empty((0, len(self.conformal.levels))), np.empty(0)
+        curves, modes = pooled(self.experts.samples(X, np.log(limit_s)), X, self.mix, limit_s)
         corrected = self.conformal.apply(curves)
         corrected = _snap(corrected, X) if self.is_snapped else corrected
-        curves = np.where(self.is_recency[stratum(X)][:, None], self.recency.curves(X), corrected)
-        return cap(curves, limit_s)
+        is_keyed = self.is_recency[stratum(X)]
+        curves = cap(np.where(is_keyed[:, None], self.recency.curves(X), corrected), limit_s)
+        return curves, np.where(is_keyed, curves[:, MEDIAN], modes)
 
     def forecast(
         self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime | None = None
@@ -248,6 +254,11 @@ def check_features(saved: list[str], present: tuple[str, ...]) -> None:
         raise ValueError(
             f"model was trained on other features ({', '.join(odd[:5]) or 'another order'}): train it again"
         )
+
+
+def day_blocks(user: NDArray[np.uint64], submit: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Block of each job, user × day of its submit: jobs of one block are not taken to be independent."""
+    return user ^ ((submit // 86_400_000_000).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
 def matrix_of_rows(history: JobHistory, rows: NDArray[np.int64], threads: int = 1) -> Matrix:

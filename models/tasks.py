@@ -19,11 +19,11 @@ from features.jobs import FEATURES, feature_matrix
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
 from models import failure, recency, wait
 from models.calibration import level_table, reliability
-from models.curves import remaining_s
+from models.curves import read_levels, remaining_s
 from models.failure import FailureForecaster
 from models.forest import ForestSize
-from models.runtime import RuntimeForecaster
-from models.scoring import brier, duration_scores, is_covered, log_error, log_pinball
+from models.runtime import RuntimeForecaster, day_blocks
+from models.scoring import brier, duration_scores, is_covered, is_within, log_error, log_pinball
 from models.wait import WaitForecaster
 
 Floats = NDArray[np.float64]
@@ -83,7 +83,7 @@ class RuntimeTask:
         return np.where(table.has_run, table.end, NEVER)
 
     def configuration(self) -> dict[str, Any]:
-        return {"model": "forests+kernel+repeat", "size": asdict(self.size), "features": list(FEATURES)}
+        return {"model": "forests+kernel+siblings", "size": asdict(self.size), "features": list(FEATURES)}
 
     def fit(
         self, history: JobHistory, at: int, features: Matrix | None, *, seed: int, threads: int, max_labels: int
@@ -100,10 +100,16 @@ class RuntimeTask:
 
     def judge(self, forecaster: RuntimeForecaster, X: Matrix, table: JobTable, rows: Ints) -> Judged:
         limit_s, actual = table.limit_s[rows], table.runtime_s[rows]
-        quantiles = forecaster.quantiles(X, limit_s).to_numpy()
-        curves = forecaster.curves(X, limit_s)
+        curves, modes = forecaster.distribution(X, limit_s)
+        quantiles = np.fmin(np.exp(read_levels(curves, QUANTILES)), limit_s[:, None])
+        others = {
+            "mode_within_25pct": is_within(np.exp(modes), actual, 0.25).astype(np.float64),
+            "pinball_10_50_90": log_pinball(
+                np.exp(read_levels(curves, recency.SPREAD_LEVELS)), actual, recency.SPREAD_LEVELS
+            ),
+        }
         left = {e: remaining_s(curves, np.full(len(rows), e), limit_s, (0.5,))[:, 0] for e in ELAPSED_S}
-        return Judged(_durations(quantiles, actual) | _remaining(left, actual))
+        return Judged(_durations(quantiles, actual) | others | _remaining(left, actual))
 
     def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
         actual, limit_s = table.runtime_s[rows], table.limit_s[rows]
@@ -113,6 +119,8 @@ class RuntimeTask:
             # A point that has passed is doubled until the limit, as schedulers correct their predictions.
             left = {e: np.fmin(np.where(point > e, point, 2 * e), limit_s) - e for e in ELAPSED_S}
             found[name] = Judged(duration_scores(point, actual) | _remaining(left, actual))
+        empirical = np.exp(recency.empirical_log(X))
+        found["median_key"].metrics["pinball_10_50_90"] = log_pinball(empirical, actual, recency.SPREAD_LEVELS)
         return found
 
     def calibration(
@@ -251,8 +259,7 @@ def make_task(name: str, parameters: Mapping[str, Any] | None = None) -> Task:
 
 def blocks_of(table: JobTable, rows: Ints) -> NDArray[np.uint64]:
     """Block of each row for the bootstrap: user × day of submit."""
-    day = (table.submit[rows] // 86_400_000_000).astype(np.uint64)
-    return table.group("user")[rows] ^ (day * np.uint64(0x9E3779B97F4A7C15))
+    return day_blocks(table.group("user")[rows], table.submit[rows])
 
 
 def _matrix(make: Any, history: JobHistory, rows: Ints | None) -> Matrix:

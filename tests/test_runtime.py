@@ -11,9 +11,10 @@ from features.job_history import JobHistory, JobTable
 from features.jobs import FEATURES
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
 from models.arrays import ArraysError, pack_arrays, unpack_arrays
-from models.calibration import Conformal, Isotonic
-from models.curves import LEVELS, MEDIAN, cap, level_of, pool, read_levels, remaining_s
+from models.calibration import Conformal, Isotonic, effective_count
+from models.curves import LEVELS, MEDIAN, cap, level_of, pool, pool_with_mode, read_levels, remaining_s
 from models.forest import Forest, ForestSize
+from models.mixture import choose_mix, past_samples, pooled
 from models.recency import BASELINES, KeyedRecency, baseline_log
 from models.runtime import RuntimeForecaster, TooFewJobsError, _choose_expert
 from models.scoring import auroc, is_within, is_within_factor, log_error, log_pinball
@@ -149,23 +150,125 @@ def test_curves_read_back_the_levels_they_were_made_of():
     assert np.isnan(pool([np.full((1, 2), np.nan)], [np.ones(1)])).all()
 
 
-def test_forest_walks_as_scikit_learn_does_and_keeps_what_it_saw():
+def test_forest_is_as_good_as_scikit_learns_and_keeps_what_it_saw():
     from sklearn.ensemble import ExtraTreesRegressor
 
     generator = np.random.default_rng(0)
-    X = generator.normal(size=(400, 6)).astype(np.float32)
-    y = X[:, 0] * 3 + generator.normal(size=400)
-    size = ForestSize(trees=8, min_leaf=3, feature_share=0.5)
-    forest = Forest.fit(X, y, size, seed=5, threads=1)
-    theirs = ExtraTreesRegressor(8, min_samples_leaf=3, max_features=0.5, random_state=5).fit(X, y).apply(X)
-    ours = forest._walk(X) - forest.roots
-    np.testing.assert_array_equal(ours, theirs)
-    drawn = forest.draw(X)
-    assert drawn.shape == (400, 16)
-    assert np.isin(drawn, y.astype(np.float32)).all()
-    assert np.corrcoef(np.median(drawn, axis=1), y)[0, 1] > 0.8
+    X = generator.normal(size=(6_000, 6)).astype(np.float32)
+    y = X[:, 0] * 3 + np.abs(X[:, 1]) + generator.normal(size=6_000)
+    size = ForestSize(trees=20, min_leaf=5, feature_share=0.5)
+    forest = Forest.fit(X[:4_000], y[:4_000], size, seed=5, threads=1)
+    theirs = ExtraTreesRegressor(20, min_samples_leaf=5, max_features=0.5, random_state=5).fit(X[:4_000], y[:4_000])
+    drawn = forest.draw(X[4_000:])
+    assert drawn.shape == (2_000, 80)
+    assert np.isin(drawn, y[:4_000].astype(np.float32)).all()
+    error = np.sqrt(np.mean((drawn.mean(axis=1) - y[4_000:]) ** 2))
+    assert error < 1.05 * np.sqrt(np.mean((theirs.predict(X[4_000:]) - y[4_000:]) ** 2))
+    inside = np.mean((y[4_000:] > np.quantile(drawn, 0.1, axis=1)) & (y[4_000:] < np.quantile(drawn, 0.9, axis=1)))
+    assert 0.75 < inside < 0.9
     copy = Forest.from_arrays(unpack_arrays(pack_arrays(forest.to_arrays("f_"))), "f_")
-    np.testing.assert_array_equal(copy.draw(X), drawn)
+    np.testing.assert_array_equal(copy.draw(X), forest.draw(X))
+
+
+def test_trees_lie_in_preorder_and_no_leaf_is_too_small():
+    generator = np.random.default_rng(1)
+    X = generator.normal(size=(3_000, 4)).astype(np.float32)
+    X[:, 3] = 1.0  # splits nothing
+    X[::7, 2] = np.nan
+    y = generator.normal(size=3_000)
+    forest = Forest.fit(
+        X, y, ForestSize(trees=3, min_leaf=7, feature_share=0.25, rows_per_tree=2_500), seed=2, threads=2
+    )
+    filled = np.where(np.isnan(X), np.float32(-9), X)
+    leaves = forest.leaves(X)
+    for tree, root in enumerate(forest.roots):
+        for row in range(0, 3_000, 97):
+            node = root
+            while forest.feature[node] >= 0:
+                goes_left = filled[row, forest.feature[node]] <= forest.threshold[node]
+                node = node + 1 if goes_left else root + forest.right[node]
+            assert leaves[row, tree] == forest.right[node]
+    assert np.unique(leaves, return_counts=True)[1].min() >= 4  # of the 2,500 drawn at least 7, of all 3,000 about 8
+    assert not (forest.feature == 3).any()
+    flat = Forest.fit(X, np.ones(3_000), ForestSize(trees=2), seed=1, threads=1)
+    assert (flat.draw(X[:5]) == 1).all()
+    with pytest.raises(ValueError, match="0 rows of features and 0 targets"):
+        Forest.fit(X[:0], y[:0], ForestSize(), seed=1, threads=1)
+
+
+def test_the_mode_is_the_point_that_most_weight_lies_within_a_quarter_of():
+    generator = np.random.default_rng(3)
+    samples = np.log(
+        np.concatenate([generator.uniform(95, 105, (4, 60)), generator.uniform(1_000, 90_000, (4, 80))], 1)
+    )
+    curves, modes = pool_with_mode([samples], [np.ones(4)], np.full(4, np.inf))
+    assert np.exp(curves[:, MEDIAN]).min() > 500
+    assert ((np.exp(modes) > 90) & (np.exp(modes) < 112)).all()
+    far = np.log(np.full((4, 1), 50_000.0))
+    _, moved = pool_with_mode(
+        [samples, far], [np.ones(4), np.zeros(4)], np.full(4, np.inf), [np.ones(4), np.full(4, 9.0)]
+    )
+    assert (np.exp(moved) > 30_000).all()
+    actual = np.exp(samples[0])
+    best = max(np.mean(is_within(np.full(140, x), actual, 0.25)) for x in np.exp(np.linspace(4, 12, 4_000)))
+    assert np.mean(is_within(np.full(140, np.exp(modes[0])), actual, 0.25)) >= best - 1e-9
+
+
+def test_a_correction_learnt_from_one_burst_is_shrunk():
+    generator = np.random.default_rng(0)
+    centre = generator.normal(5, 1, 2_000)
+    actual = centre + generator.normal(0, 1.0, 2_000)
+    from statistics import NormalDist
+
+    narrow = centre[:, None] + 0.4 * np.array([NormalDist().inv_cdf(float(level)) for level in LEVELS])
+    whole = Conformal.fit(narrow, actual).apply(narrow)
+    many = Conformal.fit(narrow, actual, np.arange(2_000)).apply(narrow)
+    burst = Conformal.fit(narrow, actual, np.zeros(2_000)).apply(narrow)
+    width = [(curves[:, -1] - curves[:, 0]).mean() for curves in (narrow, burst, many, whole)]
+    assert width[0] < width[1] < 1.15 * width[0] < width[2] < width[3]
+    assert effective_count(np.repeat([1, 2], 50)) == 2
+
+
+def test_weights_follow_the_outcomes_only_as_far_as_they_tell():
+    generator = np.random.default_rng(0)
+    n = 600
+    X = np.full((n, len(FEATURES)), np.nan, dtype=np.float32)
+    y = generator.normal(6, 1, n)
+    good, bad = (y[:, None] + generator.normal(shift, 0.1, (n, 9)) for shift in (0, 2))
+    samples = [bad, good, *past_samples(X)]
+    limit_s = np.full(n, np.nan)
+    sure, losses = choose_mix(samples, X, y, limit_s, np.arange(n))
+    unsure, _ = choose_mix(samples, X, y, limit_s, np.zeros(n))
+    assert sure.ratio > 0.99
+    assert losses["chosen"] < losses["default"]
+    assert 0.5 < unsure.ratio < sure.ratio
+    assert pooled(samples, X, sure, limit_s)[0].shape == (n, len(LEVELS))
+
+
+def test_jobs_that_run_into_their_limit_are_forecast_there():
+    """Users 0–3 always run into the limit, half of user 4's do; the others end far before it."""
+    generator = np.random.default_rng(0)
+    rows, now = [], datetime(2026, 1, 1, tzinfo=UTC)
+    for number in range(3_000):
+        now += timedelta(seconds=float(generator.exponential(600)))
+        user = int(generator.integers(10))
+        limit_s = int(generator.choice([3_600, 7_200, 14_400]))
+        hits = user < 4 or (user == 4 and generator.random() < 0.5)
+        run_s = limit_s if hits else float(np.exp(generator.normal(5, 0.5)))
+        rows.append({
+            "job_id": str(number), "user": f"u{user}", "cpus": 8, "time_limit_s": limit_s, "submit_time": now,
+            "start_time": now, "end_time": now + timedelta(seconds=run_s), "state": "TIMEOUT" if hits else "COMPLETED",
+        })  # fmt: skip
+    jobs = pl.DataFrame(rows)
+    forecaster = RuntimeForecaster.fit(jobs, jobs["submit_time"][2_600], size=SMALL)
+    later = jobs[2_650:]
+    frame = forecaster.forecast(later, jobs)
+    number, limit = later["user"].str.slice(1).cast(int).to_numpy(), later["time_limit_s"].to_numpy()
+    share = frame["q50_s"].to_numpy() / limit
+    assert np.quantile(share[number < 4], 0.1) > 0.95
+    assert np.median(frame["q90_s"].to_numpy()[number == 4] / limit[number == 4]) == pytest.approx(1)
+    assert np.median(frame["q10_s"].to_numpy()[number == 4]) < 400
+    assert np.quantile(share[number > 4], 0.9) < 0.3
 
 
 def test_arrays_refuse_objects_and_rubbish():
