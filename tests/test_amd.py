@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from features import metrics
 from features.identity import board_facts
+from pipelines.sources.metric_findings import metrics_findings
 from tests.test_cases_gpu import Read, over_time, read
 
 _GPU = 'gpu_id="0",serial_number="692251001124",hostname="n1"'
@@ -114,3 +116,24 @@ def test_a_partition_that_is_missing_leaves_the_whole_unknown() -> None:
     # What the whole GPU tells by itself stays.
     whole = f"gpu_used_vram{{{_GPU}}} 4000\n"
     assert read(part(0, "qpx", 90, 1000) + whole).row()["fb_used_bytes"] == pytest.approx(4000 * 2**20)
+
+
+def said(*names: str) -> dict[str, str]:
+    found = metrics_findings(dict.fromkeys(names, 8), metrics.DEFAULT)
+    return {name: text for name, is_well, text in found if not is_well}
+
+
+def test_advice_names_metrics_of_the_exporter_that_is_there() -> None:
+    smi = said("nvidia_smi_utilization_gpu_ratio", "nvidia_smi_temperature_gpu")
+    assert "DCGM" not in smi["memory_exhaustion"] + smi["thermal_throttle"]
+    assert smi["memory_exhaustion"] == (
+        "fb_used_bytes is missing: enable nvidia_smi_memory_used_bytes in nvidia_gpu_exporter"
+    )
+    assert "nvidia_gpu_exporter cannot tell it; DCGM_FI_" in smi["nvlink_saturation"]
+    amd = said("gpu_gfx_activity", "gpu_xgmi_link_tx", "gpu_junction_temperature")
+    assert amd.keys() == {"thermal_throttle", "memory_exhaustion"}, "links are summed up"
+    assert "enable gpu_used_vram in device-metrics-exporter" in amd["memory_exhaustion"]
+    assert "gpu_violation_" in amd["thermal_throttle"]
+    both = said("gpu_gfx_activity", "DCGM_FI_DEV_GPU_UTIL")["memory_exhaustion"]
+    assert "DCGM_FI_DEV_FB_USED in dcgm-exporter or gpu_used_vram in device-metrics-exporter" in both
+    assert said("up") == {"metrics": said("up")["metrics"]}

@@ -8,7 +8,6 @@ wire in `promql.py`, the table of names in `features/metrics.py`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -17,6 +16,7 @@ import polars as pl
 from features import metrics
 from pipelines.sources import Fetched, Finding, SourceError, empty_frame, gpu_frame, node_frame
 from pipelines.sources.kubernetes_names import PodNames
+from pipelines.sources.metric_findings import metrics_findings
 from pipelines.sources.promql import Matrix, PromQL, parse_labels
 from pipelines.sources.promql_access import Access
 from pipelines.sources.promql_range import MARGIN_MS, RangeReader
@@ -30,7 +30,6 @@ from pipelines.sources.wide import (
     lacks_link_sums,
     to_frames,
 )
-from pipelines.words import counted
 
 _MAX_SKEW_S = 5.0
 
@@ -251,7 +250,7 @@ class PrometheusSource:
             ("clock", skew <= _MAX_SKEW_S, f"server and this host differ by {skew:.1f} s"
              + ("" if skew <= _MAX_SKEW_S else ": run NTP on both, sample ages are wrong by as much"))
         )  # fmt: skip
-        findings += _metrics_findings(counts, self._table)
+        findings += metrics_findings(counts, self._table)
         if newest is not None:
             age = server - newest
             limit = 3 * self._interval_s
@@ -276,38 +275,6 @@ class PrometheusSource:
     def close(self) -> None:
         for api in self._apis:
             api.close()
-
-
-def _metrics_findings(counts: dict[str, int], table: metrics.MetricTable) -> Iterable[Finding]:
-    known = set(table.names["gpu"])
-    gpu = {name: count for name, count in counts.items() if name in known}
-    if not gpu:
-        yield (
-            "metrics",
-            False,
-            "no GPU metric: is an exporter (dcgm-exporter, …) scraped? is prometheus_matcher right?",
-        )
-        return
-    columns = {row.column for name in gpu for row in table.by_name[name]}
-    yield ("metrics", True, f"{counted(len(gpu), 'GPU metric')}, {counted(max(gpu.values()), 'GPU')}")
-    yield from metric_gaps(columns)
-
-
-# What a class of bottleneck cannot be foreseen without.
-_WANTED = {
-    "thermal_throttle": ("gpu_temp_c", "is_thermal_slowdown"),
-    "nvlink_saturation": ("nvlink_tx_bytes_per_s",),
-    "memory_exhaustion": ("fb_used_bytes",),
-}
-
-
-def metric_gaps(columns: set[str]) -> Iterable[Finding]:
-    """For each bottleneck class whether its quantities are there, and which metrics would bring them."""
-    for name, wanted in _WANTED.items():
-        lacking = [column for column in wanted if column not in columns]
-        sources = {c: next(m.name for m in metrics.METRICS if m.column == c) for c in lacking}
-        text = "; ".join(f"{c} is missing: enable {source} in the exporter" for c, source in sources.items())
-        yield (name, not lacking, text or "its quantities are there")
 
 
 def _within(samples: Samples, first: int, last: int) -> Samples:

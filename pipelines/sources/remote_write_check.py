@@ -16,7 +16,7 @@ from features.metrics import MetricTable
 from pipelines.doctor_ports import bind_error
 from pipelines.progress import span
 from pipelines.sources import Fetched, Finding, SourceError
-from pipelines.sources.prometheus import metric_gaps
+from pipelines.sources.metric_findings import metric_gaps
 from pipelines.sources.remote_write_address import Address
 from pipelines.sources.remote_write_keeper import ReceiverState, read_receiver
 from pipelines.sources.remote_write_progress import IntakeState, read_state

@@ -24,8 +24,8 @@ from features.metrics import DEFAULT, MetricTable, node_name, short_host
 from features.vocabulary import BOARD_FACTS, conform
 from pipelines.sources import Fetched, Finding, SourceError, empty_frame, gpu_frame, node_frame
 from pipelines.sources.exposition import ExpositionError, Page, parse_page
+from pipelines.sources.metric_findings import metric_gaps
 from pipelines.sources.pages import Answer, PageReader
-from pipelines.sources.prometheus import metric_gaps
 from pipelines.sources.series import boards_at
 from pipelines.sources.spool import Spool
 from pipelines.sources.wide import Frames, Index, Samples, drop_absurd_times, to_frames
