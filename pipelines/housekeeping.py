@@ -22,6 +22,7 @@ import psutil
 from features.vocabulary import TABLES
 from pipelines.catalogue import LAKE, MARKS, META, SCHEMA_VERSION, Location, check_version, quoted, quoted_text
 from pipelines.store_errors import StoreError, StoreInputError
+from pipelines.words import counted
 
 if TYPE_CHECKING:
     from pipelines.store import Store
@@ -234,7 +235,9 @@ def _check_files(store: Store) -> Check:
         if not wrong or attempt:
             break
     if not wrong:
-        return Check(name, True, f"{folder}: {len(files)} files of the catalogue are there in their sizes")
+        return Check(
+            name, True, f"{folder}: {counted(len(files), 'file')} of the catalogue looked at, all there in size"
+        )
     named = ", ".join(wrong[:_NAMED_FILES]) + (", …" if len(wrong) > _NAMED_FILES else "")
     return Check(
         name, False,

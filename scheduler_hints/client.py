@@ -213,7 +213,9 @@ class HintsClient:
             response, content = self._exchange(target, headers, body)
             answer = self._read(response, content, kept, asked_s)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, _OutageError) as error:
-            return self._last_good(kept, f"{self._http.base_url}{target.lstrip('/')}: {error or type(error).__name__}")
+            return self._last_good(
+                kept, f"{str(self._http.base_url).rstrip('/')}{target}: {error or type(error).__name__}"
+            )
         if keeps and (etag := response.headers.get("etag")):
             self._keep(target, _Kept(etag, answer))
         return answer

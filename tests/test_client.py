@@ -119,7 +119,8 @@ def test_the_last_good_answer_outlives_the_api_but_not_itself(tmp_path: Path) ->
         assert kept.is_fresh
         assert kept.items == good.items
         assert kept.deadline_s == good.deadline_s
-        assert kept.problem
+        assert str(kept.problem).startswith("http://127.0.0.1:")
+        assert "/v1/bottlenecks" in str(kept.problem)
         assert not client.jobs().is_fresh  # never asked before: nothing was kept
         clock.ahead_s = 61
         gone = client.bottlenecks()
