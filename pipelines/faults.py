@@ -25,7 +25,6 @@ _SAME_FAULT = timedelta(minutes=30)
 _CONTEXT = timedelta(minutes=30)
 _STEP = timedelta(minutes=5)
 _PIECE = timedelta(hours=6)
-_BEFORE_MINUTES = (3, 15)  # of a fault: what a GPU's last code was then, it was before the fault
 _OPEN_DAYS = timedelta(days=90)
 _RANK = {"xid": 0, "gpu_lost": 1, "node_down": 2, "job_node_fail": 3}
 

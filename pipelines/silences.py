@@ -18,6 +18,7 @@ MINUTES = "core_gpu_minutes"
 _SILENT_MINUTES = 5  # a shorter silence is a restart of an exporter, or a scrape that was missed
 _MINUTE = timedelta(minutes=1)
 _SILENCE = _SILENT_MINUTES * _MINUTE
+_BEFORE = (15 * _MINUTE, 3 * _MINUTE)  # of a fault: the last code of a GPU then was there without the fault
 _OUT_OF_SERVICE = ("MAINT", "DRAIN", "FUTURE", "POWERED_DOWN", "POWER_DOWN", "REBOOT")
 _FAULT = ("node", "gpu_uuid", "kind", "start_time")
 _TIME = pl.Datetime("us", "UTC")
@@ -106,7 +107,8 @@ def read_wellness(
 ) -> pl.DataFrame:
     """Minutes in [begin, end) at which faults are over: `node`, `gpu_uuid`, `kind`, `start_time` of the fault, `ts`.
 
-    Over: no GPU that the node reports has a fatal XID as its last or in the window that it counts; and a node that was
+    Over: no GPU that the node reports has a fatal XID in the window that it counts, or as its last one, unless that has
+    stood there since before the node's first fault, for days perhaps, and says nothing of it; and a node that was
     down reports every GPU that the inventory says it has; the GPUs of any other fault, its own and those that fell
     silent with it, report again or have another board in their place.
 
@@ -120,16 +122,18 @@ def read_wellness(
     """
     nodes, span = faults["node"].unique().to_list(), [cluster, begin, end]
     counted = rf"(^| )({'|'.join(map(str, fatal)) or 'none'})=[0-9]+( |$)"
+    stood = _stood_before(writer, cluster, faults, fatal)
     minutes = writer.query(
         'WITH counted AS (SELECT DISTINCT node, ts FROM core_gpu_health WHERE "cluster" = ? AND ts >= ? AND ts < ? '
         "AND node = ANY(?) AND regexp_matches(xid_counts, ?)), "
-        "minutes AS (SELECT node, ts, list(DISTINCT gpu_uuid) AS here, bool_or(xid_last = ANY(?)) AS is_ill "
+        "minutes AS (SELECT node, ts, list(DISTINCT gpu_uuid) AS here, "
+        "bool_or(xid_last = ANY(?) AND NOT list_contains(?, node || ' ' || gpu_uuid || ' ' || xid_last)) AS is_ill "
         f'FROM {MINUTES} WHERE "cluster" = ? AND ts >= ? AND ts < ? AND node = ANY(?) GROUP BY node, ts), '
         'fitted AS (SELECT node, max(gpus) AS fitted FROM core_nodes WHERE "cluster" = ? GROUP BY node) '
         "SELECT node, ts, here, len(here) >= coalesce(fitted, 1) AS is_whole, "
         "len(here) >= fitted AS has_all FROM minutes LEFT JOIN fitted USING (node) "
         "WHERE NOT coalesce(is_ill, false) AND (node, ts) NOT IN (SELECT (node, ts) FROM counted) ORDER BY ts",
-        [*span, nodes, counted, list(fatal), *span, nodes, cluster],
+        [*span, nodes, counted, list(fatal), stood, *span, nodes, cluster],
     )
     found = [
         minutes.filter(pl.col("is_whole")).select("node", "ts").join(faults.filter(gpu_uuid=""), on="node")
@@ -146,6 +150,19 @@ def read_wellness(
             well = minutes.filter((pl.col("node") == fault["node"]) & back)
             found.append(well.select("ts", *(pl.lit(fault[name]).alias(name) for name in _FAULT)))
     return pl.concat([part.select(*_FAULT, "ts").cast({"start_time": _TIME, "ts": _TIME}) for part in found])
+
+
+def _stood_before(writer: Writer, cluster: str, faults: pl.DataFrame, fatal: Mapping[int, str]) -> list[str]:
+    """Fatal last codes that GPUs had before the first fault of their node: node, GPU and code of each."""
+    found: set[str] = set()
+    for node, start in faults.group_by("node").agg(pl.col("start_time").min()).iter_rows():
+        codes = writer.query(
+            f'SELECT DISTINCT gpu_uuid, xid_last FROM {MINUTES} WHERE "cluster" = ? AND node = ? AND ts >= ? '
+            "AND ts < ? AND xid_last = ANY(?)",
+            [cluster, node, *(start - before for before in _BEFORE), list(fatal)],
+        )
+        found |= {f"{node} {gpu} {code}" for gpu, code in codes.iter_rows()}
+    return sorted(found)
 
 
 def _gone_with(writer: Writer, cluster: str, fault: dict) -> list[str]:

@@ -189,15 +189,19 @@ def test_counts_of_codes_come_through_imports(kind: str, tmp_path: Path, moments
 
 @pytest.mark.services("prometheus", "promtool")
 def test_a_stuck_code_makes_no_fault_and_keeps_none_open(tmp_path: Path) -> None:
-    """Three nodes: 79 beside a gauge at 31, 79 without a gauge, 13 beside a gauge that has stood at 79 for days."""
+    """Three nodes: 79 beside a gauge at 31, 79 without a gauge, 13 beside a gauge that has stood at 79 for days.
+
+    On the first one another GPU's gauge has stood at 79 for days, too.
+    """
     now = datetime.fromtimestamp(int(time.time()) // 300 * 300, UTC)
     rows: dict[str, list[str]] = {}
     for step in range(100):
         at = now - timedelta(seconds=1500 - 15 * step)
         came = 1.0 if 40 <= step < 60 else 0.0
-        for number, code, stuck in ((1, "79", 31), (2, "79", None), (3, "13", 79)):
-            where = {"gpu": "0", "UUID": f"GPU-{number}", "Hostname": f"n{number}", "job": "x"}
-            told = [("DCGM_FI_DEV_GPU_TEMP", where, 50.0 + step % 5), (WINDOW, where | {"xid": code}, came)]
+        for number, code, stuck in ((1, "79", 31), (2, "79", None), (3, "13", 79), (4, None, 79)):
+            where = {"gpu": "0", "UUID": f"GPU-{number}", "Hostname": f"n{number % 3 or 3}", "job": "x"}
+            told = [("DCGM_FI_DEV_GPU_TEMP", where, 50.0 + step % 5)]
+            told += [] if code is None else [(WINDOW, where | {"xid": code}, came)]
             told += [] if stuck is None else [("DCGM_FI_DEV_XID_ERRORS", where, float(stuck))]
             told += [(WINDOW, where | {"xid": "31"}, 3.0)] if number == 1 else []
             for one in told:
