@@ -431,9 +431,11 @@ def test_every_reason_is_described_and_given_by_something() -> None:
         for path in (*(root / "features").glob("cleaning_*.py"), root / "pipelines" / "ingest.py")
         if path.name != "cleaning_findings.py"
     )
+    documented = (root / "docs" / "sources.md").read_text()
     for reason, words in REASONS.items():
         assert f'"{reason}"' in code, reason
         assert words.endswith(".")
+        assert f"| `{reason}` | {words} |" in documented, f"docs/sources.md lacks {reason}"
     with pytest.raises(KeyError, match="no reason 'odd'"):
         count(raw({}), "ts", "odd")
 
