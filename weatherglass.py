@@ -21,6 +21,7 @@ VERSION = "0.1.0"
 TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")  # here too, so that `--help` stays quick
 
 
+BACKTESTS = ("runtime", "remaining", "wait", "failure")
 IMPORTS = ("sacct", "swf", "exposition", "prometheus-json", "jobs", "telemetry")
 
 
@@ -29,6 +30,13 @@ class _Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("weatherglass: interrupted", err=True)
+            ctx.exit(130)
 
 
 class _Length(click.ParamType):
@@ -223,6 +231,29 @@ def retrain(cluster: str | None, tasks: tuple[str, ...]) -> None:
     from pipelines.commands import retrain_once
 
     retrain_once(_settings(), cluster, tasks)
+
+
+@cli.command(
+    epilog=_example(
+        "weatherglass backtest runtime --jobs jobs.parquet --out runtime-report",
+        "weatherglass backtest wait --jobs jobs.parquet --out wait-report --seed 2",
+    )
+)
+@click.argument("kind", type=click.Choice(BACKTESTS))
+@click.option("--jobs", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Jobs file.")
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the outcome.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of every random choice.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of a fit.")
+@click.option("--refit-days", type=click.FloatRange(0.1), default=7.0, show_default=True, help="Days between fits.")
+def backtest(kind: str, jobs: Path, out: Path, seed: int, threads: int, refit_days: float) -> None:
+    """Backtest forecasts of runtime, time left, wait or failure on recorded jobs; needs no settings.
+
+    Walks forward over the newest 30 % of the jobs, fitting on outcomes known by then. Writes predictions.parquet,
+    report.json and report.html, and prints every figure beside those of the baselines.
+    """
+    from pipelines.backtesting import run_backtest
+
+    run_backtest(kind, jobs, out, seed=seed, threads=threads, refit_days=refit_days)
 
 
 @cli.command(epilog=_example("weatherglass maintain"))

@@ -52,9 +52,8 @@ def load_history(store: Store, settings: Settings, cluster: str, folder: Path, n
             inside = (pl.col("ts") >= first) & (pl.col("ts") < last)
             fetched = Fetched(gpu_frame(gpu.filter(inside)), node_frame(node.filter(inside)))
             window = Window(cluster, first, first, last, fetched, now)
-            rows += store.transact(lambda w, window=window: write_window(w, window, TELEMETRY_MARK, mark=window.end))[
-                "core"
-            ]
+            counts = store.transact(lambda w, window=window: write_window(w, window, TELEMETRY_MARK, mark=window.end))
+            rows += counts["rows"].get("core_gpu_samples", 0)
     ingest_cluster(store, settings, cluster, now)
     return rows
 

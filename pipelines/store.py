@@ -51,6 +51,7 @@ from pipelines.store_errors import (
     StoreVersionError,
     damaged,
     file_of,
+    interruptible,
     is_conflict,
     is_expired_under_reader,
     is_stale_file,
@@ -101,7 +102,8 @@ class Store:
         self._limits = {"memory_limit_mib": memory_limit_mib, "threads": threads}
         server = ServerLock(location) if location.kind == "postgres" else None
         self._lock = WriterLock(location.lock_path, lock_timeout_s, server)
-        self._connection = self._open()
+        with interruptible():
+            self._connection = self._open()
 
     @classmethod
     def open(
@@ -433,7 +435,8 @@ class Store:
             if snapshot is not None:
                 cursor.execute(attach_sql(self.location, alias, read_only=True, version=snapshot))
                 cursor.execute(f"USE {alias}")
-            yield cursor
+            with interruptible(cursor):
+                yield cursor
         finally:
             if snapshot is not None:
                 with suppress(duckdb.Error):
@@ -499,9 +502,10 @@ def _commit(cursor: duckdb.DuckDBPyConnection, fn: Callable[[Writer], T], *, gua
     is_committing = False
     cursor.execute("BEGIN")
     try:
-        result = fn(writer)
-        is_committing = True
-        cursor.execute("COMMIT")
+        with interruptible(cursor):
+            result = fn(writer)
+            is_committing = True
+            cursor.execute("COMMIT")
     except BaseException as error:
         with suppress(duckdb.Error):
             cursor.execute("ROLLBACK")

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
@@ -104,6 +106,27 @@ def is_conflict(error: BaseException) -> bool:
     if not isinstance(error, duckdb.Error) or isinstance(error, _WRONG_QUERY):
         return False
     return any(word in text for word in _CONFLICT) or is_expired_under_reader(error)
+
+
+def is_interrupt(error: object) -> bool:
+    """Whether this is how DuckDB tells of Ctrl-C."""
+    return isinstance(error, RuntimeError) and isinstance(error.__cause__, KeyboardInterrupt)
+
+
+@contextmanager
+def interruptible(connection: duckdb.DuckDBPyConnection | None = None) -> Generator[None, None, None]:
+    """DuckDB tells of Ctrl-C as a RuntimeError; from here on it is the KeyboardInterrupt that it was.
+
+    Its query runs on until it is told to end: anything else asked of the connection, closing it too, would wait for that.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_interrupt(error):
+            raise
+        if connection is not None:
+            connection.interrupt()
+        raise KeyboardInterrupt from error
 
 
 def is_stale_file(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ import polars as pl
 from features.vocabulary import COLUMNS, TABLES, Table, conform
 from pipelines import row_files
 from pipelines.catalogue import LAKE, MARKS, quoted, quoted_text
-from pipelines.store_errors import StoreInputError
+from pipelines.store_errors import StoreInputError, is_interrupt
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 _ROWS = "_weatherglass_rows"
@@ -255,5 +255,7 @@ class _registered:  # noqa: N801 (a context manager, used like a function)
     def __enter__(self) -> None:
         self._connection.register(_ROWS, _Stream(self._rows))
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if is_interrupt(error):
+            self._connection.interrupt()  # else its query would be waited for
         self._connection.unregister(_ROWS)

@@ -265,3 +265,39 @@ def noise(rows=200_000):
         "sm_active_ratio": chance.random(rows),
         "dram_active_ratio": chance.random(rows),
     }).with_columns(ts=pl.lit(window(50, "a")[0]), cluster=pl.lit("a"), node=pl.lit("n"))  # fmt: skip
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+from pipelines.store import Store
+store = Store.open(sys.argv[1], sys.argv[2])
+endless = "SELECT sum(range) AS n FROM range(10000000000000)"
+done = threading.Event()
+
+
+def press():  # more than once: DuckDB swallows one that meets it while it plans
+    while not done.wait(1.0):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+threading.Thread(target=press, daemon=True).start()
+try:
+    if sys.argv[3] == "read":
+        store.query(endless)
+    else:
+        store.transact(lambda writer: writer.query(endless))
+except KeyboardInterrupt:
+    done.set()
+    assert store.query("SELECT 1 AS one")["one"][0] == 1
+    store.transact(lambda writer: None)
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("how", ["read", "write"])
+def test_ctrl_c_is_an_interrupt_and_not_a_failed_query(tmp_path, how):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, f"sqlite:{tmp_path}/c.sqlite", str(tmp_path / "data"), how],
+        capture_output=True, text=True, timeout=120, cwd=Path(__file__).parent.parent,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n", "", 0)
