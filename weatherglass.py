@@ -246,10 +246,11 @@ def retrain(cluster: str | None, tasks: tuple[str, ...]) -> None:
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of a fit.")
 @click.option("--refit-days", type=click.FloatRange(0.1), default=7.0, show_default=True, help="Days between fits.")
 def backtest(kind: str, jobs: Path, out: Path, seed: int, threads: int, refit_days: float) -> None:
-    """Backtest forecasts of runtime, time left, wait or failure on recorded jobs; needs no settings.
+    """Backtest forecasts on recorded jobs.
 
-    Walks forward over the newest 30 % of the jobs, fitting on outcomes known by then. Writes predictions.parquet,
-    report.json and report.html, and prints every figure beside those of the baselines.
+    KIND is one of runtime, remaining, wait, failure; no settings are needed. Walks forward over the newest 30 % of the
+    jobs, fitting on outcomes known by then. Writes predictions.parquet, report.json and report.html, and prints every
+    figure beside those of the baselines.
     """
     from pipelines.backtesting import run_backtest
 

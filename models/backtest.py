@@ -2,12 +2,13 @@
 
 Jobs are ordered by submit; the first 1 % are warm-up and the last 30 % the test. The forecaster is fitted anew every
 week on outcomes released by then, and sees the history of each job as of its submit. Here belong the protocol and the
-report; not the losses (`models/tasks.py`) and not the intervals (`models/promotion.py`).
+walk; not the losses (`models/tasks.py`), the intervals (`models/promotion.py`) or the report's forms
+(`models/backtest_report.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,8 +16,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.job_history import NEVER, JobHistory
-from features.vocabulary import conform
+from features.job_history import NEVER, JobHistory, JobTable
+from models.backtest_report import BacktestReport, Score
 from models.calibration import MIN_ROWS
 from models.promotion import DRAWS, Interval, mean_interval, ratio_interval
 from models.recency import STRATA, stratum
@@ -31,91 +32,17 @@ TEST_SHARE = 0.30
 WARMUP_SHARE = 0.01
 REFIT_DAYS = 7.0
 _DAY_US = 86_400_000_000
+_LENGTHS = ((0, 600, "under_10m"), (600, 3_600, "under_1h"), (3_600, 43_200, "under_12h"), (43_200, np.inf, "over_12h"))
 
 
 class BacktestError(ValueError):
     """There is nothing to backtest; the message says what is missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """One figure of a report: a metric of the model (`baseline` empty) or of a baseline."""
-
-    metric: str
-    baseline: str
-    interval: Interval
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class BacktestReport:
-    """Outcome of a backtest.
-
-    Attributes:
-        task: Task that was backtested.
-        start: First submit of the test.
-        end: Last submit of the test.
-        jobs: Jobs judged.
-        refits: Fits made on the way.
-        best_baseline: Baseline with the lowest primary loss.
-        scores: All figures; `<metric>_ratio` is model ÷ baseline.
-        calibration: Nominal level or probability, observed share, rows.
-        notes: What a reader must know of these figures.
-    """
-
-    task: str
-    start: datetime
-    end: datetime
-    jobs: int
-    refits: int
-    best_baseline: str
-    scores: list[Score]
-    calibration: list[dict[str, float]]
-    notes: list[str] = field(default_factory=list)
-
-    def value(self, metric: str, baseline: str = "") -> float:
-        """A figure by name.
-
-        Raises:
-            KeyError: There is none of that name.
-        """
-        for score in self.scores:
-            if (score.metric, score.baseline) == (metric, baseline):
-                return score.interval.value
-        of = f"baseline {baseline!r}" if baseline else "the model"
-        raise KeyError(f"no {metric!r} of {of}; metrics: {', '.join(sorted(self.metrics()))}")
-
-    def metrics(self) -> set[str]:
-        return {score.metric for score in self.scores}
-
-    def rows(self, cluster: str, ts: datetime, model_version: str) -> pl.DataFrame:
-        """The figures as rows of `out_scores`."""
-        return score_rows(self.scores, cluster, ts, self.task, model_version)
-
-    def text(self) -> str:
-        """The report as a table for people."""
-        names = ["", *dict.fromkeys(score.baseline for score in self.scores if score.baseline)]
-        metrics = list(dict.fromkeys(score.metric for score in self.scores if not score.metric.endswith("_ratio")))
-        found = {(score.metric, score.baseline): score.interval for score in self.scores}
-        width = max(len(metric) for metric in metrics) + 2
-        lines = [
-            f"{self.task}: {self.jobs} jobs submitted {self.start:%Y-%m-%d}–{self.end:%Y-%m-%d}, {self.refits} fits",
-            " " * width + "".join(f"{name or 'model':>16}" for name in names),
-        ]
-        for metric in metrics:
-            cells = [found.get((metric, name)) for name in names]
-            lines.append(f"{metric:<{width}}" + "".join(f"{_short(cell):>16}" for cell in cells))
-        lines += [
-            f"{score.metric} to {score.baseline}: {score.interval}"
-            for score in self.scores
-            if score.metric.endswith("_ratio")
-        ]
-        return "\n".join([*lines, *self.notes])
-
-
 def backtest(
     task: str | Task, jobs: pl.DataFrame, *, test_share: float = TEST_SHARE, warmup_share: float = WARMUP_SHARE,
     refit_days: float = REFIT_DAYS, max_labels: int = MAX_LABELS, seed: int = 1, threads: int = 1, draws: int = DRAWS,
+    progress: Callable[[int, int], None] | None = None,
 ) -> BacktestReport:  # fmt: skip
     """Walk forward over recorded jobs.
 
@@ -129,6 +56,7 @@ def backtest(
         seed: Seed of fits and draws.
         threads: Threads of a fit.
         draws: Bootstrap draws.
+        progress: Told after each fit how many of the jobs are judged, and of how many.
 
     Raises:
         BacktestError: Too few jobs have an outcome to learn from or to be judged by.
@@ -149,19 +77,21 @@ def backtest(
             f"{task.name}: {len(known)} jobs with a known outcome give a test of {len(test)}; {MIN_ROWS} needed"
         )
     X = task.matrix(history)
-    steps = _walk(task, history, X, released, test, refit_days, max_labels, seed, threads)
-    model, baselines, calibration, refits = steps
+    walked = _walk(task, history, X, released, test, refit_days, max_labels, seed, threads, progress)
+    model, baselines, calibration, predictions, refits = walked
     blocks = blocks_of(table, test)
     scores, best = compare(task, model, baselines, blocks, table.is_bad[test], draws=draws, seed=seed)
     if task.name == "runtime":
         scores += _by_stratum(X[test], model, baselines[best], best, blocks, draws, seed)
+    strata = _parts(table, test, model, baselines[best], best, blocks, draws, seed)
     notes = []
     if task.name == "wait" and not np.any(table.wait_s[test] > 0):
         notes.append("every wait is zero: this source did not record waits, the figures say nothing")
     submit = table.submit[test]
     return BacktestReport(
-        task.name, _datetime(submit[0]), _datetime(submit[-1]), len(test), refits, best, scores, calibration, notes
-    )
+        task.name, _datetime(submit[0]), _datetime(submit[-1]), len(test), refits, best, scores, calibration, notes,
+        strata, predictions,
+    )  # fmt: skip
 
 
 def compare(
@@ -187,32 +117,16 @@ def compare(
     return scores, best
 
 
-def score_rows(scores: list[Score], cluster: str, ts: datetime, task: str, model_version: str) -> pl.DataFrame:
-    """Figures as rows of `out_scores`; figures that are not finite are left out."""
-    frame = pl.DataFrame(
-        [
-            {
-                "ts": ts, "cluster": cluster, "task": task, "model_version": model_version, "baseline": score.baseline,
-                "metric": score.metric, "value": score.interval.value, "low": score.interval.low,
-                "high": score.interval.high, "count": score.count,
-            }
-            for score in scores
-            if np.isfinite(score.interval.value)
-        ],
-        schema_overrides={"low": pl.Float64, "high": pl.Float64},
-    )  # fmt: skip
-    return conform(frame, "out_scores")
-
-
 def _walk(
     task: Task, history: JobHistory, X: NDArray[np.float32], released: Ints, test: Ints, refit_days: float,
-    max_labels: int, seed: int, threads: int,
-) -> tuple[Judged, dict[str, Judged], list[dict[str, float]], int]:  # fmt: skip
+    max_labels: int, seed: int, threads: int, progress: Callable[[int, int], None] | None,
+) -> tuple[Judged, dict[str, Judged], list[dict[str, float]], pl.DataFrame, int]:  # fmt: skip
     table = history.table
     submit = table.submit[test]
     models: list[Judged] = []
     baselines: list[dict[str, Judged]] = []
     calibrations: list[list[dict[str, float]]] = []
+    predictions: list[pl.DataFrame] = []
     moment = int(submit[0])
     while moment <= submit[-1]:
         until = moment + int(refit_days * _DAY_US)
@@ -225,9 +139,13 @@ def _walk(
             models.append(task.judge(forecaster, X[rows], table, rows))
             baselines.append(task.baselines(X[rows], table, rows))
             calibrations.append(task.calibration(forecaster, X[rows], table, rows))
+            predictions.append(task.predictions(forecaster, X[rows], table, rows))
+            if progress is not None:
+                progress(int((submit < until).sum()), len(test))
         moment = until
     joined = {name: _join([part[name] for part in baselines]) for name in baselines[0]}
-    return _join(models), joined, _join_tables(calibrations, 10 if task.coverage is None else 20), len(models)
+    tables = _join_tables(calibrations, 10 if task.coverage is None else 20)
+    return _join(models), joined, tables, pl.concat(predictions), len(models)
 
 
 def _join(parts: list[Judged]) -> Judged:
@@ -265,13 +183,27 @@ def _by_stratum(
     return scores
 
 
-def _short(interval: Interval | None) -> str:
-    if interval is None:
-        return "–"
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.3f}"
-    half = (interval.high - interval.low) / 2
-    return f"{interval.value:,.0f}±{half:,.0f}" if interval.value >= 100 else f"{interval.value:.3f}±{half:.3f}"
+def _parts(
+    table: JobTable, test: Ints, model: Judged, baseline: Judged, name: str, blocks: NDArray[Any], draws: int, seed: int
+) -> list[Score]:
+    """Figures of GPU jobs, of jobs by their length, and of each week; parts under `MIN_ROWS` jobs are left out."""
+    run_s = table.runtime_s[test]
+    parts = {"gpu": table.gpus[test] > 0}
+    for low, high, label in _LENGTHS:
+        parts[label] = (run_s >= low) & (run_s < high)
+    week = (table.submit[test] // _DAY_US + 3) // 7  # from Monday
+    for number in np.unique(week):
+        parts[f"week_{_datetime((number * 7 - 3) * _DAY_US):%Y-%m-%d}"] = week == number
+    scores = []
+    for label, here in parts.items():
+        if here.sum() < MIN_ROWS:
+            continue
+        for metric in ("male", "coverage_80", "brier"):
+            for who, judged in (("", model), (name, baseline)):
+                if metric in judged.metrics:
+                    interval = mean_interval(judged.metrics[metric][here], blocks[here], draws=draws, seed=seed)
+                    scores.append(Score(f"{metric}_{label}", who, interval, int(here.sum())))
+    return scores
 
 
 def _datetime(moment_us: int) -> datetime:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import NEVER, JobHistory, JobTable
@@ -19,7 +20,7 @@ from features.jobs import FEATURES, feature_matrix
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
 from models import failure, recency, wait
 from models.calibration import level_table, reliability
-from models.curves import read_levels, remaining_s
+from models.curves import quantile_frame, read_levels, remaining_s
 from models.failure import FailureForecaster
 from models.forest import ForestSize
 from models.runtime import RuntimeForecaster, day_blocks
@@ -65,16 +66,23 @@ class Task(Protocol):
     def judge(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> Judged: ...
     def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]: ...
     def calibration(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> list[dict[str, float]]: ...
+    def predictions(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeTask:
-    """Runtime at submit. Jobs that ran for zero time are not judged."""
+    """Runtime at submit. Jobs that ran for zero time are not judged.
+
+    Attributes:
+        size: Size of the forests.
+        is_remaining: Predictions are of the time left after each of `ELAPSED_S`.
+    """
 
     name: ClassVar[str] = "runtime"
     primary: ClassVar[str] = "male"
     coverage: ClassVar[str | None] = "coverage_80"
     size: ForestSize = field(default_factory=ForestSize)
+    is_remaining: bool = False
 
     def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix:
         return _matrix(feature_matrix, history, rows)
@@ -127,6 +135,27 @@ class RuntimeTask:
         self, forecaster: RuntimeForecaster, X: Matrix, table: JobTable, rows: Ints
     ) -> list[dict[str, float]]:
         return level_table(forecaster.quantiles(X, table.limit_s[rows]).to_numpy(), table.runtime_s[rows], QUANTILES)
+
+    def predictions(self, forecaster: RuntimeForecaster, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame:
+        limit_s = table.limit_s[rows]
+        curves, modes = forecaster.distribution(X, limit_s)
+        if self.is_remaining:
+            return self._remaining(curves, table, rows)
+        frame = quantile_frame(np.fmin(np.exp(read_levels(curves, QUANTILES)), limit_s[:, None]))
+        mode = pl.Series("mode_s", np.fmin(np.exp(modes), limit_s))
+        points = frame.select(pl.col("q50_s").alias("point_s"), mode)
+        return pl.concat([_named(table, rows), points, frame], how="horizontal")
+
+    def _remaining(self, curves: Floats, table: JobTable, rows: Ints) -> pl.DataFrame:
+        """One row per job and elapsed time that it reached."""
+        parts = []
+        for elapsed_s in ELAPSED_S:
+            lasts = table.runtime_s[rows] > elapsed_s
+            there, limit_s = rows[lasts], table.limit_s[rows][lasts]
+            frame = quantile_frame(remaining_s(curves[lasts], np.full(len(there), elapsed_s), limit_s))
+            said = frame.select(pl.lit(elapsed_s).alias("elapsed_s"), pl.col("q50_s").alias("point_s"))
+            parts.append(pl.concat([_named(table, there), said, frame], how="horizontal"))
+        return pl.concat(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +216,10 @@ class WaitTask:
         quantiles = forecaster.frame(X).select(QUANTILE_COLUMNS).to_numpy()
         return level_table(quantiles, table.wait_s[rows], QUANTILES)
 
+    def predictions(self, forecaster: WaitForecaster, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame:
+        frame = forecaster.frame(X).select(pl.col("q50_s").alias("point_s"), *QUANTILE_COLUMNS, *wait.SOON_COLUMNS)
+        return pl.concat([_named(table, rows), frame], how="horizontal")
+
 
 @dataclass(frozen=True, slots=True)
 class FailureTask:
@@ -237,6 +270,9 @@ class FailureTask:
     ) -> list[dict[str, float]]:
         return reliability(forecaster.probability(X), table.is_bad[rows])
 
+    def predictions(self, forecaster: FailureForecaster, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame:
+        return _named(table, rows).with_columns(pl.Series("p_fail", forecaster.probability(X)))
+
 
 TASKS: dict[str, type[RuntimeTask | WaitTask | FailureTask]] = {
     task.name: task for task in (RuntimeTask, WaitTask, FailureTask)
@@ -260,6 +296,10 @@ def make_task(name: str, parameters: Mapping[str, Any] | None = None) -> Task:
 def blocks_of(table: JobTable, rows: Ints) -> NDArray[np.uint64]:
     """Block of each row for the bootstrap: user × day of submit."""
     return day_blocks(table.group("user")[rows], table.submit[rows])
+
+
+def _named(table: JobTable, rows: Ints) -> pl.DataFrame:
+    return table.frame[rows].select("job_id", "submit_time")
 
 
 def _matrix(make: Any, history: JobHistory, rows: Ints | None) -> Matrix:

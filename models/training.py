@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from features.job_history import JobHistory, normalise
 from features.jobs import microseconds
 from features.vocabulary import schema
-from models.backtest import Score, compare, score_rows
+from models.backtest import compare
+from models.backtest_report import Score, score_rows
 from models.calibration import MIN_ROWS
 from models.promotion import Decision, decide
 from models.registry import Registry, RegistryError

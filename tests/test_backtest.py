@@ -1,19 +1,23 @@
 """Backtests: baselines that equal the published ones, a model that beats them, and reports that say what they are."""
 
+import json
 from datetime import UTC, datetime
 
 import numpy as np
 import polars as pl
 import pytest
+from click.testing import CliRunner
 
 from features.job_history import JobHistory
 from features.jobs import job_features
-from features.vocabulary import TABLES
+from features.vocabulary import QUANTILE_COLUMNS, TABLES
 from models.backtest import BacktestError, backtest
 from models.forest import ForestSize
 from models.recency import baseline_log
 from models.scoring import log_error
 from models.tasks import FailureTask, RuntimeTask, WaitTask, make_task
+from pipelines.backtesting import run_backtest
+from weatherglass import cli
 
 SMALL = ForestSize(trees=12)
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -106,3 +110,53 @@ def test_too_little_is_refused_with_numbers(traces):
         backtest("runtime", jobs[:60])
     with pytest.raises(ValueError, match="no job forecast 'walltime'; there are: runtime, wait, job_failure"):
         make_task("walltime")
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize("kind", ["runtime", "remaining", "failure"])
+def test_the_command_writes_predictions_figures_and_a_page_of_its_own(kind, traces, tmp_path):
+    jobs = tmp_path / "jobs.parquet"
+    _trace(traces, "kth-sp2-1996")[2_000:3_600].write_parquet(jobs)
+    arguments = ["backtest", kind, "--jobs", str(jobs), "--refit-days", "30", "--out"]
+    done = CliRunner().invoke(cli, [*arguments, str(tmp_path / "one")], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "predictions, figures and page" in done.output
+    predictions = pl.read_parquet(tmp_path / "one" / "predictions.parquet")
+    report = json.loads((tmp_path / "one" / "report.json").read_text())
+    page = (tmp_path / "one" / "report.html").read_text()
+    assert report["task"] == kind
+    assert {"male", "brier"} & {score["metric"] for score in report["scores"]}
+    assert any("_week_" in score["metric"] for score in report["strata"])
+    assert "Plotly.newPlot" in page
+    assert "src=" not in page.split("<body>")[0]
+    ids = set(pl.read_parquet(jobs)["job_id"].to_list())
+    assert set(predictions["job_id"].to_list()) <= ids
+    if kind == "failure":
+        assert predictions.columns == ["job_id", "submit_time", "p_fail"]
+        assert predictions["p_fail"].is_between(0, 1).all()
+    else:
+        own = ["point_s", "mode_s"] if kind == "runtime" else ["elapsed_s", "point_s"]
+        assert predictions.columns == ["job_id", "submit_time", *own, *QUANTILE_COLUMNS]
+        assert (predictions["q05_s"] <= predictions["q95_s"]).all()
+        assert predictions["point_s"].equals(predictions["q50_s"], check_names=False)
+    if kind == "runtime":
+        assert predictions.height == report["jobs"] == predictions["job_id"].n_unique()
+        assert predictions["mode_s"].null_count() == 0
+        CliRunner().invoke(cli, [*arguments, str(tmp_path / "two")], catch_exceptions=False)
+        assert pl.read_parquet(tmp_path / "two" / "predictions.parquet").equals(predictions)
+        other = CliRunner().invoke(cli, [*arguments, str(tmp_path / "three"), "--seed", "2"], catch_exceptions=False)
+        assert other.exit_code == 0
+        assert not pl.read_parquet(tmp_path / "three" / "predictions.parquet").equals(predictions)
+
+
+def test_files_that_are_no_jobs_of_one_cluster_are_refused(tmp_path):
+    rubbish = tmp_path / "jobs.parquet"
+    rubbish.write_bytes(b"no parquet")
+    with pytest.raises(BacktestError, match="cannot be read as a jobs file"):
+        run_backtest("runtime", rubbish, tmp_path / "out")
+    pl.DataFrame({"cluster": ["a", "b"], "job_id": ["1", "2"]}).write_parquet(rubbish)
+    with pytest.raises(BacktestError, match=r"several clusters \(a, b\)"):
+        run_backtest("runtime", rubbish, tmp_path / "out")
+    with pytest.raises(BacktestError, match="no backtest 'walltime'; there are: runtime, remaining, wait, failure"):
+        run_backtest("walltime", rubbish, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

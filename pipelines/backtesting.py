@@ -1,0 +1,98 @@
+"""`weatherglass backtest`: any canonical jobs file through the walk-forward protocol, no settings needed.
+
+Here belong reading the file and writing what comes out; not the protocol (`models/backtest.py`) and not the page
+(`dashboards/backtest_page.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+
+from models.backtest import REFIT_DAYS, BacktestError, backtest
+from models.backtest_report import BacktestReport
+from models.tasks import RuntimeTask, Task, make_task
+from pipelines.progress import Progress
+
+KINDS = ("runtime", "remaining", "wait", "failure")
+PREDICTIONS, REPORT, PAGE = "predictions.parquet", "report.json", "report.html"
+
+
+def task_of(kind: str) -> Task:
+    """The task behind a word of the command line.
+
+    Raises:
+        BacktestError: There is none of that name; the message lists them.
+    """
+    if kind not in KINDS:
+        raise BacktestError(f"no backtest {kind!r}; there are: {', '.join(KINDS)}")
+    if kind == "remaining":
+        return RuntimeTask(is_remaining=True)
+    return make_task("job_failure" if kind == "failure" else kind)
+
+
+def read_jobs_file(path: Path) -> pl.DataFrame:
+    """Canonical jobs of one cluster.
+
+    Raises:
+        BacktestError: The file cannot be read, holds no jobs, or those of more than one cluster.
+    """
+    try:
+        jobs = pl.read_csv(path, try_parse_dates=True) if path.suffix == ".csv" else pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise BacktestError(f"{path} cannot be read as a jobs file: {error}") from None
+    if "cluster" in jobs.columns and jobs["cluster"].n_unique() > 1:
+        names = ", ".join(map(str, sorted(jobs["cluster"].unique().drop_nulls())[:5]))
+        raise BacktestError(f"{path} holds jobs of several clusters ({names}): give one cluster's at a time")
+    return jobs
+
+
+def run_backtest(
+    kind: str, path: Path, out: Path, *, seed: int = 1, threads: int = 1, refit_days: float = REFIT_DAYS
+) -> BacktestReport:
+    """Backtest a file, write the three files of the outcome to a folder, and print the figures.
+
+    Args:
+        kind: One of `KINDS`.
+        path: Canonical jobs, Parquet or CSV.
+        out: Folder, made if needed; earlier outcomes in it are replaced.
+        seed: Seed of every random choice: the same seed writes the same predictions.
+        threads: Threads of a fit; they change nothing but the time.
+        refit_days: Days between fits.
+
+    Raises:
+        BacktestError: The file cannot be used, or has too few jobs.
+    """
+    from dashboards.backtest_page import backtest_page
+
+    task, jobs = task_of(kind), read_jobs_file(path)
+    with Progress(f"backtest {kind}", "jobs") as progress:
+        progress.stage(f"features of {jobs.height:,} jobs, then a fit for each {refit_days:g} days")
+        judged = 0
+
+        def show(done: int, total: int) -> None:
+            nonlocal judged
+            progress(done, total, done - judged)
+            judged = done
+
+        report = backtest(task, jobs, refit_days=refit_days, seed=seed, threads=threads, progress=show)
+    out.mkdir(parents=True, exist_ok=True)
+    written = {
+        REPORT: json.dumps({**report.to_json(), "task": kind, "jobs_file": path.name, "seed": seed}, indent=1).encode(),
+        PAGE: backtest_page(report, path.stem).encode(),
+    }
+    for name, data in written.items():
+        _replace(out / name, data)
+    report.predictions.write_parquet(out / f"{PREDICTIONS}.part")
+    (out / f"{PREDICTIONS}.part").replace(out / PREDICTIONS)
+    print(report.text())
+    print(f"{report.predictions.height:,} predictions, figures and page in {out}: {PREDICTIONS}, {REPORT}, {PAGE}")
+    return report
+
+
+def _replace(path: Path, data: bytes) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(data)
+    part.replace(path)
