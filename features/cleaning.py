@@ -13,11 +13,12 @@ import polars as pl
 
 from features.cleaning_bounds import bounded, consistent, told_flags
 from features.cleaning_counters import counter_deltas, health_minutes
+from features.cleaning_energy import without_frozen_energy
 from features.cleaning_findings import QUALITY_SCHEMA, REASONS, quality
 from features.cleaning_mig import merge_instances
 from features.cleaning_ports import PORT, port_rates
 from features.cleaning_rows import keyed, unique
-from features.cleaning_series import judged, without_frozen_energy
+from features.cleaning_series import Earlier, judged
 from features.vocabulary import (
     GPU_HEALTH,
     GPU_KEYS,
@@ -38,7 +39,12 @@ _GPU = ("cluster", "node", "gpu_uuid")
 
 
 def clean_gpu_samples(
-    frame: pl.DataFrame, now: datetime | None = None, *, history: pl.DataFrame | None = None
+    frame: pl.DataFrame,
+    now: datetime | None = None,
+    *,
+    history: pl.DataFrame | None = None,
+    earlier: Earlier | None = None,
+    revised: list[pl.DataFrame] | None = None,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Samples that may be believed.
 
@@ -48,6 +54,9 @@ def clean_gpu_samples(
             counted.
         history: Rows of `raw_gpu_samples` of some minutes before the frame. They only help to judge it: values that
             froze or counters that stuck before it began, boards that are new. None: the frame is judged by itself.
+        earlier: Gives rows of `raw_gpu_samples` of five minutes before those for some GPUs, a frame of `cluster`,
+            `node` and `gpu_uuid`; asked only for GPUs whose values rest from the first row on.
+        revised: Takes the keys of rows before the frame that are found frozen now.
 
     Returns:
         A frame in the columns of `core_gpu_samples`, one row a key, sorted by GPU and time; and what was wrong:
@@ -61,7 +70,8 @@ def clean_gpu_samples(
     findings: list[pl.DataFrame] = []
     samples = _believable(frame, now, findings)
     past = None if history is None else _believable(history, None, [])
-    return judged(samples, past, findings), quality(findings)
+    before = None if earlier is None else lambda gpus: _believable(earlier(gpus), None, [])
+    return judged(samples, past, findings, earlier=before, revised=revised), quality(findings)
 
 
 def believable_gpu_samples(frame: pl.DataFrame, now: datetime | None = None) -> pl.DataFrame:
@@ -100,18 +110,29 @@ def clean_node_samples(frame: pl.DataFrame, now: datetime | None = None) -> tupl
     return samples.sort("node", "ts"), quality(findings)
 
 
-def clean_health_samples(frame: pl.DataFrame, now: datetime | None = None) -> tuple[pl.DataFrame, pl.DataFrame]:
+def clean_health_samples(
+    frame: pl.DataFrame,
+    now: datetime | None = None,
+    *,
+    history: pl.DataFrame | None = None,
+    earlier: Earlier | None = None,
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The same for counters and states of GPUs: `core_gpu_health` columns in and out.
 
     Counters keep their values over resets (`counter_deltas` gives their growth). `health_minutes` brings the rows down
-    to one a minute.
+    to one a minute. The rows that `earlier` gives are cleaned ones.
     """
-    samples = conform(frame, "core_gpu_health")
     findings: list[pl.DataFrame] = []
+    samples = _believable_health(frame, now, findings)
+    past = None if history is None else _believable_health(history, None, [])
+    return without_frozen_energy(samples, findings, history=past, earlier=earlier), quality(findings)
+
+
+def _believable_health(frame: pl.DataFrame, now: datetime | None, findings: list[pl.DataFrame]) -> pl.DataFrame:
+    samples = conform(frame, "core_gpu_health")
     samples = keyed(samples, _GPU, now, findings)
     samples = bounded(told_flags(samples, findings), GPU_HEALTH, findings)
-    samples = unique(samples, (*_GPU, "ts"), findings)
-    return without_frozen_energy(samples, findings), quality(findings)
+    return unique(samples, (*_GPU, "ts"), findings)
 
 
 def clean_link_samples(frame: pl.DataFrame, now: datetime | None = None) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 import polars as pl
@@ -24,14 +25,16 @@ from features.cleaning import (
     clean_port_samples,
 )
 from features.cleaning_counters import health_minutes
+from features.cleaning_findings import quality
 from features.vocabulary import TABLES, conform
 from pipelines.backfill import FINISHED, resume_from, windows_at_once
 from pipelines.job_history import attribute_whole_nodes, running_jobs
 from pipelines.settings import IngestSettings
 from pipelines.slots import write_boards
 from pipelines.sources import Fetched, SourceError, TelemetrySource
-from pipelines.spans import DERIVED_MARKS, TELEMETRY_MARK, due_windows, floor_time
+from pipelines.spans import TELEMETRY_MARK, due_windows, floor_time
 from pipelines.store import Store, Writer
+from pipelines.window_history import earlier_health, earlier_samples, remake_from, revise_frozen
 from pipelines.words import with_name
 
 log = logging.getLogger(__name__)
@@ -252,7 +255,8 @@ def write_window(writer: Writer, window: Window, source: str, *, mark: datetime 
     cluster, known = window.cluster, writer.mark(window.cluster, source)
     is_beaten = mark is not None and known is not None and known >= mark
     keeps_mark = mark is None or is_beaten
-    parts, findings = _cleaned(window, running_jobs(writer, cluster, window.read_from, window.end))
+    frozen: list[pl.DataFrame] = []
+    parts, findings = _cleaned(writer, window, frozen)
     counts: dict[str, int] = {}
     for table, frame in parts.items():
         for begin, end, is_overlap in ((window.read_from, window.begin, True), (window.begin, window.end, False)):
@@ -264,23 +268,26 @@ def write_window(writer: Writer, window: Window, source: str, *, mark: datetime 
             else:
                 written = writer.replace_window(table, cluster, begin, end, part)
             counts[table] = counts.get(table, 0) + written
+    if not is_beaten:
+        wrong = revise_frozen(writer, cluster, frozen, window.begin)
+        findings[0] = (findings[0][0], quality([findings[0][1], wrong]))
     counts["core_boards"] = write_boards(writer, cluster, _of_cluster(window.fetched.boards, cluster))
-    quality = _quality_rows(window, source, findings, is_empty=all(frame.is_empty() for frame in parts.values()))
-    if not is_beaten and (mark is not None or not quality.is_empty()):
-        writer.replace_window("core_data_quality", cluster, window.begin, window.end, quality)
+    wrongs = _quality_rows(window, source, findings, is_empty=all(frame.is_empty() for frame in parts.values()))
+    if not is_beaten and (mark is not None or not wrongs.is_empty()):
+        writer.replace_window("core_data_quality", cluster, window.begin, window.end, wrongs)
     if mark is not None and not is_beaten:
         writer.set_mark(cluster, source, mark)
     elif not is_beaten or any(counts.values()):
-        for name in DERIVED_MARKS:
-            made = writer.mark(cluster, name)
-            if made is not None and made > window.begin:
-                writer.set_mark(cluster, name, window.begin)
-    by_reason = quality.group_by("reason").agg(pl.col("count").sum())
+        remake_from(writer, cluster, window.begin)
+    by_reason = wrongs.group_by("reason").agg(pl.col("count").sum())
     return {"rows": counts, "findings": dict(by_reason.iter_rows())}
 
 
-def _cleaned(window: Window, jobs: pl.DataFrame) -> tuple[dict[str, pl.DataFrame], list[tuple[str, pl.DataFrame]]]:
-    """Rows of each table from `read_from` on, and what was wrong inside the window."""
+def _cleaned(
+    writer: Writer, window: Window, frozen: list[pl.DataFrame]
+) -> tuple[dict[str, pl.DataFrame], list[tuple[str, pl.DataFrame]]]:
+    """Rows of each table from `read_from` on, and what was wrong inside the window; `frozen` takes keys before it."""
+    jobs = running_jobs(writer, window.cluster, window.read_from, window.end)
     raw, node, health, link, port, queue = (
         _of_cluster(frame, window.cluster)
         for frame in (
@@ -291,7 +298,13 @@ def _cleaned(window: Window, jobs: pl.DataFrame) -> tuple[dict[str, pl.DataFrame
     before = _between(raw, window.read_from, window.begin)
     inside = _between(raw, window.begin, window.end)
     early, _ = clean_gpu_samples(before, window.now)
-    samples, wrong = clean_gpu_samples(inside, window.now, history=before if before.height else None)
+    samples, wrong = clean_gpu_samples(
+        inside,
+        window.now,
+        history=before if before.height else None,
+        earlier=earlier_samples(writer, window.read_from),
+        revised=frozen,
+    )
     parts = {
         "raw_gpu_samples": raw,
         "core_gpu_samples": attribute_whole_nodes(pl.concat([early, samples]), jobs),
@@ -302,7 +315,10 @@ def _cleaned(window: Window, jobs: pl.DataFrame) -> tuple[dict[str, pl.DataFrame
         ("core_gpu_health", health, clean_health_samples),
         ("core_link_samples", link, clean_link_samples),
     ):
-        early, _ = clean(_between(frame, window.read_from, window.begin), window.now)
+        before = _between(frame, window.read_from, window.begin)
+        early, _ = clean(before, window.now)
+        if table == "core_gpu_health":
+            clean = partial(clean_health_samples, history=before, earlier=earlier_health(writer, window.read_from))
         samples, wrong = clean(_between(frame, window.begin, window.end), window.now)
         parts[table] = pl.concat([early, samples])
         findings.append((table, wrong))

@@ -289,10 +289,10 @@ def test_values_that_froze_for_five_minutes_of_work_are_null() -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        course(19, **BUSY, gpu_power_w=63.214),  # not yet five minutes
+        course(17, **BUSY, gpu_power_w=63.214),  # two scrapes short of five minutes, and one of them might be missed
         course(40, **{**BUSY, "sm_active_ratio": 0.0}, gpu_power_w=63.214),  # idle boards draw steadily
         course(40, **BUSY, gpu_power_w=[63.214 + i // 2 for i in range(40)]),  # exporter every 30 s, scrape every 15 s
-        course(40, **BUSY, gpu_power_w=[63.214 + i // 19 for i in range(40)]),
+        course(40, **BUSY, gpu_power_w=[63.214 + i // 17 for i in range(40)]),
         course(40, **BUSY, gpu_power_w=700.0, gpu_util_ratio=[0.5 + i % 2 * 0.1 for i in range(40)]),
         course(40, sm_active_ratio=0.8, gpu_power_w=63.214),  # power alone is no witness
     ],
@@ -310,6 +310,44 @@ def test_a_freeze_is_seen_across_the_edge_of_a_window() -> None:
     assert quality == {("ts", "frozen"): 4}
     assert frame["gpu_power_w"].to_list() == [None] * 4
     assert judged(rows[20:])[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "missed"), [(15, ()), (15, (0,)), (15, (7,)), (15, (19,)), (30, ()), (60, ())], ids=str
+)
+def test_five_frozen_minutes_whose_scrapes_tremble_or_of_which_one_is_missing(step_s: int, missed: tuple) -> None:
+    rows = course(300 // step_s, step_s, **BUSY, gpu_power_w=63.214)
+    for sign in (1, -1):  # each late or early by 30 ms, the first and the last so that less is covered
+        last = len(rows) - 1
+        early = {0: sign, last: -sign}
+        moved = [
+            row | {"ts": row["ts"] + timedelta(milliseconds=30 * early.get(i, (-1) ** i))} for i, row in enumerate(rows)
+        ]
+        kept = [row for i, row in enumerate(moved) if i not in missed]
+        assert judged(kept)[1][("ts", "frozen")] == len(kept)
+
+
+def test_a_run_is_followed_back_beyond_the_history_for_those_that_rest_alone() -> None:
+    rows = course(32, **BUSY, gpu_power_w=[100.0 + i if i < 10 else 63.214 for i in range(32)])
+    lively = [row | {"gpu_uuid": "GPU-9", "gpu_power_w": 100.0 + i} for i, row in enumerate(rows)]
+    asked: list[pl.DataFrame] = []
+    revised: list[pl.DataFrame] = []
+
+    def earlier(gpus: pl.DataFrame) -> pl.DataFrame:
+        asked.append(gpus)
+        return raw(*rows[:20])
+
+    frame, quality = judged(
+        rows[24:] + lively[24:], history=raw(*rows[20:24], *lively[20:24]), earlier=earlier, revised=revised
+    )
+    assert quality == {("ts", "frozen"): 8}
+    assert frame.filter(gpu_uuid="GPU-1")["gpu_power_w"].null_count() == 8
+    assert frame.filter(gpu_uuid="GPU-9")["gpu_power_w"].null_count() == 0
+    assert [gpus.rows() for gpus in asked] == [[("a", "n1", "GPU-1")]]
+    times = pl.concat(revised)["ts"].sort().to_list()
+    assert times == [row["ts"] for row in rows[10:24]]
+    assert judged(lively[24:], history=raw(*lively[20:24]), earlier=earlier)[1] == {}
+    assert len(asked) == 1
 
 
 def test_other_boards_neither_join_nor_break_a_run() -> None:
