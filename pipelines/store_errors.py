@@ -117,7 +117,7 @@ def is_interrupt(error: object) -> bool:
 def interruptible(connection: duckdb.DuckDBPyConnection | None = None) -> Generator[None, None, None]:
     """DuckDB tells of Ctrl-C as a RuntimeError; from here on it is the KeyboardInterrupt that it was.
 
-    Its query runs on until it is told to end: anything else asked of the connection, closing it too, would wait for that.
+    Its query runs on until it is told to end: all else asked of the connection, closing it too, would wait for that.
     """
     try:
         yield
