@@ -105,6 +105,8 @@ def _ranked(sources: list[Source]) -> list[list[Source]]:
 
 def _any(sources: list[Source]) -> pl.Expr:
     parts = [pl.coalesce([_flag(s) for s in part]) for part in _parts(sources)]
+    if len(parts) == 1:
+        return parts[0]
     there = pl.any_horizontal([part.is_not_null() for part in parts])
     return pl.when(there).then(pl.any_horizontal([part.fill_null(False) for part in parts]))
 
@@ -125,22 +127,26 @@ def _sum(sources: list[Source], spoilt: list[pl.Expr]) -> pl.Expr:
     return pl.when(there & whole).then(pl.sum_horizontal(addends))
 
 
-def unknown(by_column: dict[str, list[Source]], wide: pl.DataFrame) -> pl.Series | None:
+def unknown(wide: pl.DataFrame, frame: pl.DataFrame, by_column: dict[str, list[Source]]) -> pl.Series | None:
     """Flags that nothing tells though something was received: their columns, by commas.
 
     Args:
+        wide: The columns as they were made.
+        frame: What they were made of, row by row.
         by_column: What feeds each column.
-        wide: The frame that it is read from.
 
     Returns:
         A text for each row, null where there are none; None when no row has any.
     """
     lost: list[pl.Series] = []
-    for column, sources in by_column.items():
-        if not is_flag(column) or column.startswith("_"):
+    for column in wide.columns:
+        if not is_flag(column) or not wide[column].null_count():
             continue
-        received = pl.any_horizontal([pl.col(name).is_not_null() for name, _ in sources])
-        bad = wide.select((received & quantity(column, sources).is_null()).alias(column)).to_series()
+        sources = by_column.get(column, []) + (by_column.get(HW_SLOW, []) if column == "is_power_brake" else [])
+        if not sources:
+            continue
+        received = frame.select(pl.any_horizontal([pl.col(name).is_not_null() for name, _ in sources])).to_series()
+        bad = (received & wide[column].is_null()).alias(column)
         if bad.any():
             lost.append(bad)
     if not lost:

@@ -247,7 +247,7 @@ def to_columns(frame: pl.DataFrame, entity: Entity, table: MetricTable = DEFAULT
     if entity not in ("xid", "job"):
         wide = wide.drop([name for name in wide.columns if name.startswith("_")])
     wide = wide.with_columns(_typed(name) for name in wide.columns if name not in keys and name in COLUMNS)
-    lost = unknown(by_column, frame)
+    lost = unknown(wide, frame, by_column)
     return wide if lost is None else wide.with_columns(lost)
 
 

@@ -265,6 +265,9 @@ def test_a_sum_that_lacks_a_part_is_none() -> None:
          "is_thermal_slowdown,is_power_brake,is_power_capped"),
         ("gpu", {"DCGM_FI_DEV_CLOCKS_EVENT_REASONS": -1.0}, "is_thermal_slowdown,is_power_brake,is_power_capped"),
         ("gpu", {"nvidia_smi_clocks_event_reasons_sw_power_cap": float("nan")}, "is_power_capped"),
+        ("gpu", {"nvidia_smi_clocks_event_reasons_hw_slowdown": 2147483634.0}, "is_power_brake"),
+        ("gpu", {"nvidia_smi_clocks_event_reasons_hw_slowdown": 2147483634.0,
+                 "nvidia_smi_clocks_event_reasons_hw_power_brake_slowdown": 0.0}, None),
         ("link", {"DCGM_FI_DEV_NVLINK_GET_STATE": 2147483634.0}, "is_link_up"),
     ],
 )  # fmt: skip
