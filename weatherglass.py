@@ -206,6 +206,19 @@ def import_command(
     raise SystemExit(0 if import_from(kind, path, cluster, out, _settings, at=at, zone=zone, node=node) else 1)
 
 
+@cli.command(epilog=_example("weatherglass quality", "weatherglass quality --cluster prod --since 7d"))
+@_cluster
+@click.option("--since", type=_Length(), metavar="TIME", help="Findings of this long, as 90m, 6h or 30d (default: 1d).")
+def quality(cluster: str | None, since: timedelta | None) -> None:
+    """Say which values were not believed, and why.
+
+    How many of how many, in which column, when first and last, with an example of each.
+    """
+    from pipelines.quality import print_quality
+
+    print_quality(_settings(), cluster, since)
+
+
 @cli.command("demo-history", hidden=True, epilog=_example("weatherglass demo-history"))
 def demo_history() -> None:
     """Load the simulator's past into the store (part of `run` without settings)."""
