@@ -137,8 +137,8 @@ class Nowcast:
         self.samples_ahead_total += samples
         if samples:
             self.problems["telemetry-clock"] = (
-                f"{samples} samples are from the future and were dropped: synchronise the clocks of their nodes and "
-                "of this machine"
+                f"{samples} sample{'' if samples == 1 else 's'} from the future dropped: synchronise the clocks "
+                "of their nodes and of this machine"
             )
         else:
             self.problems.pop("telemetry-clock", None)

@@ -122,11 +122,8 @@ class Routes:
         problem = self.readiness() if self.readiness is not None else None
         if fresh and problem is None:
             return _Json(Ready("ready", fresh, stale))
-        words = problem or (
-            f"no fresh shard of {len(self.store.clusters)} clusters × {len(KINDS)} kinds "
-            f"({', '.join(f'{count} {word}' for word, count in stale.items()) or 'no cluster is configured'}): "
-            "is the nowcast running? /v1/status tells more"
-        )
+        counts = ", ".join(f"{count} {word}" for word, count in stale.items()) or "no cluster is configured"
+        words = problem or f"no shard is fresh ({counts}): is the nowcast running? /v1/status tells more"
         raise UnavailableError("not_ready", words, {"fresh_shards": fresh, "stale_shards": stale})
 
     async def prometheus(self, request: Request) -> Response:

@@ -353,7 +353,9 @@ class SlurmAgent:
         if self.breaker.open_for_s() > 0:
             return "the circuit breaker is open"
         if len(self.leases) >= self.limits.max_leases:
-            return f"{len(self.leases)} leases stand (slurm_agent.max_leases = {self.limits.max_leases})"
+            count = len(self.leases)
+            told = "1 lease stands" if count == 1 else f"{count} leases stand"
+            return f"{told} (slurm_agent.max_leases = {self.limits.max_leases})"
         return None
 
     def _look(self, commands: SlurmCommands, name: str, plan: ReservationPlan, now: datetime) -> str | None:

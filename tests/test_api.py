@@ -751,7 +751,7 @@ def test_ready_once_something_is_fresh_and_says_why_not_before(tmp_path: Path) -
     clock = Clock()
     app = make(tmp_path, clock=clock)
     found = error(ask(app, "/readyz"), 503, "not_ready")
-    assert "5 missing" in found["message"]
+    assert found["message"].startswith("no shard is fresh (5 missing): ")
     assert "is the nowcast running?" in found["message"]
     assert ask(app, "/healthz").json() == {"status": "ok"}
     publish(tmp_path, bottlenecks=[], ttl_s=30)

@@ -398,7 +398,7 @@ def test_samples_of_the_future_are_counted_and_the_gpus_that_are_gone_forgotten(
     assert world.nowcast.observe(ahead, None, at(615)) == 0
     status = world.tick(615, feed=False)
     assert status["samples_ahead_total"] == 8
-    assert "8 samples are from the future" in status["problems"]["telemetry-clock"]
+    assert "8 samples from the future dropped" in status["problems"]["telemetry-clock"]
     status = world.tick(630)
     assert "telemetry-clock" not in status["problems"]
     assert status["fresh_gpus"] == 8
