@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from features.job_history import NEVER, JobHistory, JobTable
 from models.backtest_report import BacktestReport, Score
 from models.calibration import MIN_ROWS
+from models.judging import Judged, Task, blocks_of
 from models.promotion import DRAWS, Interval, mean_interval, ratio_interval
 from models.recency import STRATA, stratum
 from models.runtime import MAX_LABELS
 from models.scoring import auroc
-from models.tasks import Judged, Task, blocks_of, make_task
+from models.tasks import make_task
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -26,7 +26,8 @@ from models.calibration import MIN_ROWS, Conformal
 from models.curves import MEDIAN, cap, quantile_frame, read_levels, remaining_s
 from models.forest import Forest, ForestSize
 from models.mixture import Mix, choose_mix, past_samples, pooled
-from models.recency import STRATA, KeyedRecency, baseline_log, stratum
+from models.recency import KeyedRecency, stratum
+from models.runtime_choice import choose_expert, day_blocks, median_loss, snapped_curves
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -34,9 +35,6 @@ Matrix = NDArray[np.float32]
 MAX_LABELS = 200_000
 HOLDOUT_SHARE = 0.15  # newest released jobs that weights, choice of expert and calibration are learnt from
 MAX_HOLDOUT = 5_000
-STRATUM_ROWS = 100  # fewer released jobs of a stratum: the choice made over all of them holds
-_REPEATED = [FEATURES.index(name) for name in ("key_last1", "kernel_q45", "key_median", "user_last1")]
-_SNAP = 0.3  # a median this near, in ln, to a past runtime is taken to be a repeat of it
 
 
 class TooFewJobsError(ValueError):
@@ -148,10 +146,10 @@ class RuntimeForecaster:
         mix, losses = choose_mix(samples, X[held], y[held], table.limit_s[rows[held]], blocks)
         curves, _ = pooled(samples, X[held], mix, table.limit_s[rows[held]])
         conformal = Conformal.fit(curves, np.fmin(y[held], limit_log[held]), blocks)
-        snapped = _snap(curves, X[held])
-        is_snapped = bool(_median_loss(snapped, y[held]) < _median_loss(curves, y[held]))
+        snapped = snapped_curves(curves, X[held])
+        is_snapped = bool(median_loss(snapped, y[held]) < median_loss(curves, y[held]))
         curves = snapped if is_snapped else curves
-        is_recency, choice = _choose_expert(curves, recency, X[held], y[held])
+        is_recency, choice = choose_expert(curves, recency, X[held], y[held])
         experts = _Experts.fit(X, y, limit_log, size, seed=seed, threads=threads, ratio_weight=mix.ratio)
         facts = {
             "rows": len(rows), "holdout_rows": len(held), "seed": seed, "size": asdict(size), "mix": asdict(mix),
@@ -170,7 +168,7 @@ class RuntimeForecaster:
             return np.empty((0, len(self.conformal.levels))), np.empty(0)
         curves, modes = pooled(self.experts.samples(X, np.log(limit_s)), X, self.mix, limit_s)
         corrected = self.conformal.apply(curves)
-        corrected = _snap(corrected, X) if self.is_snapped else corrected
+        corrected = snapped_curves(corrected, X) if self.is_snapped else corrected
         is_keyed = self.is_recency[stratum(X)]
         curves = cap(np.where(is_keyed[:, None], self.recency.curves(X), corrected), limit_s)
         return curves, np.where(is_keyed, curves[:, MEDIAN], modes)
@@ -256,11 +254,6 @@ def check_features(saved: list[str], present: tuple[str, ...]) -> None:
         )
 
 
-def day_blocks(user: NDArray[np.uint64], submit: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Block of each job, user × day of its submit: jobs of one block are not taken to be independent."""
-    return user ^ ((submit // 86_400_000_000).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-
-
 def matrix_of_rows(history: JobHistory, rows: NDArray[np.int64], threads: int = 1) -> Matrix:
     """Features of rows of a history at their own submits."""
     table = JobTable(history.table.frame[rows])
@@ -274,39 +267,3 @@ def remaining_frame(curves: Floats, table: JobTable, moment: int) -> pl.DataFram
     seconds = remaining_s(curves, elapsed, table.limit_s)
     seconds[~is_running] = np.nan
     return quantile_frame(seconds)
-
-
-def _snap(curves: Floats, X: Matrix) -> Floats:
-    """Curves whose median is moved onto the nearest repeated runtime within `_SNAP`; the rest makes way."""
-    median = curves[:, MEDIAN]
-    gaps = X[:, _REPEATED].astype(np.float64) - median[:, None]
-    distance = np.nan_to_num(np.abs(gaps), nan=np.inf)
-    nearest = np.argmin(distance, axis=1)
-    rows = np.arange(len(curves))
-    moved = np.where(distance[rows, nearest] < _SNAP, median + np.nan_to_num(gaps[rows, nearest]), median)
-    out = curves.copy()
-    out[:, MEDIAN] = moved
-    out[:, :MEDIAN] = np.minimum(out[:, :MEDIAN], moved[:, None])
-    out[:, MEDIAN + 1 :] = np.maximum(out[:, MEDIAN + 1 :], moved[:, None])
-    return out
-
-
-def _median_loss(curves: Floats, y: Floats) -> float:
-    return float(np.abs(curves[:, MEDIAN] - y).mean())
-
-
-def _choose_expert(
-    curves: Floats, recency: KeyedRecency, X: Matrix, y: Floats
-) -> tuple[NDArray[np.bool_], dict[str, Any]]:
-    """Whether keyed recency speaks, by stratum, by MALE on the held-out jobs."""
-    model = np.abs(curves[:, MEDIAN] - y)
-    keyed = np.abs(baseline_log(recency.name, X) - y)
-    overall = bool(keyed.mean() < model.mean())
-    rows = stratum(X)
-    chosen = np.full(len(STRATA), overall)
-    for k in range(len(STRATA)):
-        here = rows == k
-        if here.sum() >= STRATUM_ROWS:
-            chosen[k] = keyed[here].mean() < model[here].mean()
-    named = {name: recency.name if chosen[k] else "model" for k, name in enumerate(STRATA)}
-    return chosen, named

@@ -1,14 +1,14 @@
 """What the three job forecasts have in common: how each is fitted, judged and set beside its baselines.
 
-Backtests (`models/backtest.py`) and nightly training (`models/training.py`) speak to every task through this shape.
-Here belong the losses and baselines of each task; not the walk-forward, not the promotion.
+Backtests (`models/backtest.py`) and nightly training (`models/training.py`) speak to each through the protocol of
+`models/judging.py`. Here belong the losses and baselines of each task; not the walk-forward, not the promotion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -23,8 +23,9 @@ from models.calibration import level_table, reliability
 from models.curves import quantile_frame, read_levels, remaining_s
 from models.failure import FailureForecaster
 from models.forest import ForestSize
-from models.runtime import RuntimeForecaster, day_blocks
-from models.scoring import brier, duration_scores, is_covered, is_within, log_error, log_pinball
+from models.judging import Judged, Task, duration_losses, matrix_of, named_rows, remaining_losses
+from models.runtime import RuntimeForecaster
+from models.scoring import brier, duration_scores, is_within, log_pinball
 from models.wait import WaitForecaster
 
 Floats = NDArray[np.float64]
@@ -32,41 +33,6 @@ Ints = NDArray[np.int64]
 Matrix = NDArray[np.float32]
 
 ELAPSED_S = (60.0, 600.0, 3600.0)  # the time left is judged after these
-_Q10, _Q90 = QUANTILE_COLUMNS.index("q10_s"), QUANTILE_COLUMNS.index("q90_s")
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A forecaster or baseline on a set of outcomes.
-
-    Attributes:
-        metrics: Name to one value per row, whose mean is the metric; the task's primary loss is among them.
-        score: What ranks the rows (failure only), for AUROC.
-    """
-
-    metrics: dict[str, Floats]
-    score: Floats | None = None
-
-
-class Task(Protocol):
-    """One kind of job forecast."""
-
-    name: ClassVar[str]
-    primary: ClassVar[str]
-    coverage: ClassVar[str | None]
-
-    def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix: ...
-    def released(self, table: JobTable) -> Ints: ...
-    def configuration(self) -> dict[str, Any]: ...
-    def parameters(self) -> dict[str, Any]: ...
-    def fit(
-        self, history: JobHistory, at: int, features: Matrix | None, *, seed: int, threads: int, max_labels: int
-    ) -> Any: ...
-    def from_files(self, files: Mapping[str, bytes]) -> Any: ...
-    def judge(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> Judged: ...
-    def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]: ...
-    def calibration(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> list[dict[str, float]]: ...
-    def predictions(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +51,7 @@ class RuntimeTask:
     is_remaining: bool = False
 
     def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix:
-        return _matrix(feature_matrix, history, rows)
+        return matrix_of(feature_matrix, history, rows)
 
     def released(self, table: JobTable) -> Ints:
         return np.where(table.has_run, table.end, NEVER)
@@ -117,7 +83,7 @@ class RuntimeTask:
             ),
         }
         left = {e: remaining_s(curves, np.full(len(rows), e), limit_s, (0.5,))[:, 0] for e in ELAPSED_S}
-        return Judged(_durations(quantiles, actual) | others | _remaining(left, actual))
+        return Judged(duration_losses(quantiles, actual) | others | remaining_losses(left, actual))
 
     def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
         actual, limit_s = table.runtime_s[rows], table.limit_s[rows]
@@ -126,7 +92,7 @@ class RuntimeTask:
             point = np.exp(recency.baseline_log(name, X))
             # A point that has passed is doubled until the limit, as schedulers correct their predictions.
             left = {e: np.fmin(np.where(point > e, point, 2 * e), limit_s) - e for e in ELAPSED_S}
-            found[name] = Judged(duration_scores(point, actual) | _remaining(left, actual))
+            found[name] = Judged(duration_scores(point, actual) | remaining_losses(left, actual))
         empirical = np.exp(recency.empirical_log(X))
         found["median_key"].metrics["pinball_10_50_90"] = log_pinball(empirical, actual, recency.SPREAD_LEVELS)
         return found
@@ -144,7 +110,7 @@ class RuntimeTask:
         frame = quantile_frame(np.fmin(np.exp(read_levels(curves, QUANTILES)), limit_s[:, None]))
         mode = pl.Series("mode_s", np.fmin(np.exp(modes), limit_s))
         points = frame.select(pl.col("q50_s").alias("point_s"), mode)
-        return pl.concat([_named(table, rows), points, frame], how="horizontal")
+        return pl.concat([named_rows(table, rows), points, frame], how="horizontal")
 
     def _remaining(self, curves: Floats, table: JobTable, rows: Ints) -> pl.DataFrame:
         """One row per job and elapsed time that it reached."""
@@ -154,7 +120,7 @@ class RuntimeTask:
             there, limit_s = rows[lasts], table.limit_s[rows][lasts]
             frame = quantile_frame(remaining_s(curves[lasts], np.full(len(there), elapsed_s), limit_s))
             said = frame.select(pl.lit(elapsed_s).alias("elapsed_s"), pl.col("q50_s").alias("point_s"))
-            parts.append(pl.concat([_named(table, there), said, frame], how="horizontal"))
+            parts.append(pl.concat([named_rows(table, there), said, frame], how="horizontal"))
         return pl.concat(parts)
 
 
@@ -168,7 +134,7 @@ class WaitTask:
     size: ForestSize = field(default_factory=ForestSize)
 
     def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix:
-        return _matrix(wait_matrix, history, rows)
+        return matrix_of(wait_matrix, history, rows)
 
     def released(self, table: JobTable) -> Ints:
         return table.start
@@ -197,7 +163,7 @@ class WaitTask:
             f"brier_{seconds}s": brier(frame[column].to_numpy(), actual <= seconds)
             for seconds, column in zip(wait.SOON_S, wait.SOON_COLUMNS, strict=True)
         }
-        return Judged(_durations(frame.select(QUANTILE_COLUMNS).to_numpy(), actual) | odds)
+        return Judged(duration_losses(frame.select(QUANTILE_COLUMNS).to_numpy(), actual) | odds)
 
     def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
         actual = table.wait_s[rows]
@@ -218,7 +184,7 @@ class WaitTask:
 
     def predictions(self, forecaster: WaitForecaster, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame:
         frame = forecaster.frame(X).select(pl.col("q50_s").alias("point_s"), *QUANTILE_COLUMNS, *wait.SOON_COLUMNS)
-        return pl.concat([_named(table, rows), frame], how="horizontal")
+        return pl.concat([named_rows(table, rows), frame], how="horizontal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +197,7 @@ class FailureTask:
     rounds: int = failure.ROUNDS
 
     def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix:
-        return _matrix(feature_matrix, history, rows)
+        return matrix_of(feature_matrix, history, rows)
 
     def released(self, table: JobTable) -> Ints:
         return np.where(failure.labelled(table), table.end, NEVER)
@@ -271,7 +237,7 @@ class FailureTask:
         return reliability(forecaster.probability(X), table.is_bad[rows])
 
     def predictions(self, forecaster: FailureForecaster, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame:
-        return _named(table, rows).with_columns(pl.Series("p_fail", forecaster.probability(X)))
+        return named_rows(table, rows).with_columns(pl.Series("p_fail", forecaster.probability(X)))
 
 
 TASKS: dict[str, type[RuntimeTask | WaitTask | FailureTask]] = {
@@ -291,41 +257,3 @@ def make_task(name: str, parameters: Mapping[str, Any] | None = None) -> Task:
     if "size" in given:
         given["size"] = ForestSize(**given["size"])
     return TASKS[name](**given)
-
-
-def blocks_of(table: JobTable, rows: Ints) -> NDArray[np.uint64]:
-    """Block of each row for the bootstrap: user × day of submit."""
-    return day_blocks(table.group("user")[rows], table.submit[rows])
-
-
-def _named(table: JobTable, rows: Ints) -> pl.DataFrame:
-    return table.frame[rows].select("job_id", "submit_time")
-
-
-def _matrix(make: Any, history: JobHistory, rows: Ints | None) -> Matrix:
-    """Features of history rows (all when None) at their own submits."""
-    table = history.table
-    if rows is None:
-        return make(table, history, table.submit)
-    part = JobTable(table.frame[rows])
-    return make(part, history, part.submit)
-
-
-def _remaining(left_s: Mapping[float, Floats], actual_s: Floats) -> dict[str, Floats]:
-    """|ln| error of the time left at each elapsed time, NaN for jobs that had ended by then."""
-    return {
-        f"remaining_male_{elapsed:.0f}s": np.where(
-            actual_s > elapsed, log_error(left, np.maximum(actual_s - elapsed, 1.0)), np.nan
-        )
-        for elapsed, left in left_s.items()
-    }
-
-
-def _durations(quantiles_s: Floats, actual_s: Floats) -> dict[str, Floats]:
-    median = quantiles_s[:, QUANTILES.index(0.5)]
-    covered = is_covered(quantiles_s[:, _Q10], quantiles_s[:, _Q90], actual_s)
-    scores = duration_scores(median, actual_s)
-    scores["male"] = log_error(median, actual_s)
-    scores["coverage_80"] = covered.astype(np.float64)
-    scores["pinball"] = log_pinball(quantiles_s, actual_s)
-    return scores

@@ -25,10 +25,11 @@ from features.vocabulary import schema
 from models.backtest import compare
 from models.backtest_report import Score, score_rows
 from models.calibration import MIN_ROWS
+from models.judging import Judged, Task, blocks_of
 from models.promotion import Decision, decide
 from models.registry import Registry, RegistryError
 from models.runtime import MAX_LABELS
-from models.tasks import Judged, Task, blocks_of, make_task
+from models.tasks import make_task
 
 Ints = NDArray[np.int64]
 

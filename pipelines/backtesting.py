@@ -13,7 +13,8 @@ import polars as pl
 
 from models.backtest import REFIT_DAYS, BacktestError, backtest
 from models.backtest_report import BacktestReport
-from models.tasks import RuntimeTask, Task, make_task
+from models.judging import Task
+from models.tasks import RuntimeTask, make_task
 from pipelines.progress import Progress
 
 KINDS = ("runtime", "remaining", "wait", "failure")

@@ -16,7 +16,8 @@ from models.curves import LEVELS, MEDIAN, cap, level_of, pool, pool_with_mode, r
 from models.forest import Forest, ForestSize
 from models.mixture import choose_mix, past_samples, pooled
 from models.recency import BASELINES, KeyedRecency, baseline_log
-from models.runtime import RuntimeForecaster, TooFewJobsError, _choose_expert
+from models.runtime import RuntimeForecaster, TooFewJobsError
+from models.runtime_choice import choose_expert
 from models.scoring import auroc, is_within, is_within_factor, log_error, log_pinball
 
 SMALL = ForestSize(trees=16)
@@ -325,7 +326,7 @@ def test_keyed_recency_speaks_where_it_did_better():
     X[200:, FEATURES.index("key_last2")] = np.nan
     recency = KeyedRecency("last2_key", np.zeros((3, len(LEVELS))), {})
     curves = np.tile((y + 1)[:, None], (1, len(LEVELS)))
-    is_recency, named = _choose_expert(curves, recency, X, y)
+    is_recency, named = choose_expert(curves, recency, X, y)
     assert is_recency.tolist()[:2] == [True, False]
     assert named["key"] == "last2_key"
     assert named["user"] == "model"

@@ -1,0 +1,97 @@
+"""The shape that every job forecast is fitted and judged through, and the losses per row they share.
+
+Here belong the protocol of a task, what it returns, and helpers of those in `models/tasks.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.job_history import JobHistory, JobTable
+from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
+from models.runtime_choice import day_blocks
+from models.scoring import duration_scores, is_covered, log_error, log_pinball
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Matrix = NDArray[np.float32]
+
+_Q10, _Q90 = QUANTILE_COLUMNS.index("q10_s"), QUANTILE_COLUMNS.index("q90_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A forecaster or baseline on a set of outcomes.
+
+    Attributes:
+        metrics: Name to one value per row, whose mean is the metric; the task's primary loss is among them.
+        score: What ranks the rows (failure only), for AUROC.
+    """
+
+    metrics: dict[str, Floats]
+    score: Floats | None = None
+
+
+class Task(Protocol):
+    """One kind of job forecast."""
+
+    name: ClassVar[str]
+    primary: ClassVar[str]
+    coverage: ClassVar[str | None]
+
+    def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix: ...
+    def released(self, table: JobTable) -> Ints: ...
+    def configuration(self) -> dict[str, Any]: ...
+    def parameters(self) -> dict[str, Any]: ...
+    def fit(
+        self, history: JobHistory, at: int, features: Matrix | None, *, seed: int, threads: int, max_labels: int
+    ) -> Any: ...
+    def from_files(self, files: Mapping[str, bytes]) -> Any: ...
+    def judge(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> Judged: ...
+    def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]: ...
+    def calibration(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> list[dict[str, float]]: ...
+    def predictions(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame: ...
+
+
+def blocks_of(table: JobTable, rows: Ints) -> NDArray[np.uint64]:
+    """Block of each row for the bootstrap: user × day of submit."""
+    return day_blocks(table.group("user")[rows], table.submit[rows])
+
+
+def named_rows(table: JobTable, rows: Ints) -> pl.DataFrame:
+    return table.frame[rows].select("job_id", "submit_time")
+
+
+def matrix_of(make: Any, history: JobHistory, rows: Ints | None) -> Matrix:
+    """Features of history rows (all when None) at their own submits."""
+    table = history.table
+    if rows is None:
+        return make(table, history, table.submit)
+    part = JobTable(table.frame[rows])
+    return make(part, history, part.submit)
+
+
+def remaining_losses(left_s: Mapping[float, Floats], actual_s: Floats) -> dict[str, Floats]:
+    """|ln| error of the time left at each elapsed time, NaN for jobs that had ended by then."""
+    return {
+        f"remaining_male_{elapsed:.0f}s": np.where(
+            actual_s > elapsed, log_error(left, np.maximum(actual_s - elapsed, 1.0)), np.nan
+        )
+        for elapsed, left in left_s.items()
+    }
+
+
+def duration_losses(quantiles_s: Floats, actual_s: Floats) -> dict[str, Floats]:
+    median = quantiles_s[:, QUANTILES.index(0.5)]
+    covered = is_covered(quantiles_s[:, _Q10], quantiles_s[:, _Q90], actual_s)
+    scores = duration_scores(median, actual_s)
+    scores["male"] = log_error(median, actual_s)
+    scores["coverage_80"] = covered.astype(np.float64)
+    scores["pinball"] = log_pinball(quantiles_s, actual_s)
+    return scores

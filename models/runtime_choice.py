@@ -1,0 +1,63 @@
+"""What the runtime forecaster decides on released jobs: who speaks for which stratum, and whether medians snap to repeats.
+
+Here belong these choices; not the weights of the mixture (`models/mixture.py`) and not the forecaster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.jobs import FEATURES
+from models.curves import MEDIAN
+from models.recency import STRATA, KeyedRecency, baseline_log, stratum
+
+Floats = NDArray[np.float64]
+Matrix = NDArray[np.float32]
+
+STRATUM_ROWS = 100  # fewer released jobs of a stratum: the choice made over all of them holds
+_REPEATED = [FEATURES.index(name) for name in ("key_last1", "kernel_q45", "key_median", "user_last1")]
+_SNAP = 0.3  # a median this near, in ln, to a past runtime is taken to be a repeat of it
+
+
+def day_blocks(user: NDArray[np.uint64], submit: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Block of each job, user × day of its submit: jobs of one block are not taken to be independent."""
+    return user ^ ((submit // 86_400_000_000).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+
+
+def snapped_curves(curves: Floats, X: Matrix) -> Floats:
+    """Curves whose median is moved onto the nearest repeated runtime within `_SNAP`; the rest makes way."""
+    median = curves[:, MEDIAN]
+    gaps = X[:, _REPEATED].astype(np.float64) - median[:, None]
+    distance = np.nan_to_num(np.abs(gaps), nan=np.inf)
+    nearest = np.argmin(distance, axis=1)
+    rows = np.arange(len(curves))
+    moved = np.where(distance[rows, nearest] < _SNAP, median + np.nan_to_num(gaps[rows, nearest]), median)
+    out = curves.copy()
+    out[:, MEDIAN] = moved
+    out[:, :MEDIAN] = np.minimum(out[:, :MEDIAN], moved[:, None])
+    out[:, MEDIAN + 1 :] = np.maximum(out[:, MEDIAN + 1 :], moved[:, None])
+    return out
+
+
+def median_loss(curves: Floats, y: Floats) -> float:
+    return float(np.abs(curves[:, MEDIAN] - y).mean())
+
+
+def choose_expert(
+    curves: Floats, recency: KeyedRecency, X: Matrix, y: Floats
+) -> tuple[NDArray[np.bool_], dict[str, Any]]:
+    """Whether keyed recency speaks, by stratum, by MALE on the held-out jobs."""
+    model = np.abs(curves[:, MEDIAN] - y)
+    keyed = np.abs(baseline_log(recency.name, X) - y)
+    overall = bool(keyed.mean() < model.mean())
+    rows = stratum(X)
+    chosen = np.full(len(STRATA), overall)
+    for k in range(len(STRATA)):
+        here = rows == k
+        if here.sum() >= STRATUM_ROWS:
+            chosen[k] = keyed[here].mean() < model[here].mean()
+    named = {name: recency.name if chosen[k] else "model" for k, name in enumerate(STRATA)}
+    return chosen, named
