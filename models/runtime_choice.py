@@ -1,4 +1,4 @@
-"""What the runtime forecaster decides on released jobs: who speaks for which stratum, and whether medians snap to repeats.
+"""What the runtime forecaster decides on released jobs: who speaks for a stratum, and whether medians snap to repeats.
 
 Here belong these choices; not the weights of the mixture (`models/mixture.py`) and not the forecaster.
 """
