@@ -14,13 +14,16 @@ from pipelines.gpu_jobs import derive_gpu_jobs
 from pipelines.ingest import ingest_telemetry
 from pipelines.job_history import ingest_jobs
 from pipelines.settings import Cluster, IngestSettings
-from pipelines.sources import Fetched, build_telemetry
+from pipelines.sources import Fetched, SourceError, build_telemetry
 from pipelines.sources.kubernetes import KubernetesSource
 from pipelines.sources.kubernetes_names import PodNames
 from pipelines.sources.kubernetes_series import Facts
+from pipelines.sources.promql import PromQL
+from pipelines.sources.remote_write import RemoteWriteSource
+from pipelines.sources.scrape import ScrapeSource
 from pipelines.store import Store
 from tests import ksm_pages as ksm
-from tests.services import Prometheus
+from tests.services import Pages, Prometheus, free_port, scrape_config, wait_until
 
 # All of the past lies in one block: they end on even hours.
 T0 = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=6)
@@ -162,6 +165,61 @@ def test_catch_up_keeps_which_pod_had_which_gpu(past: Prometheus, tmp_path: Path
         assert named.item() >= 39
     jobs.close()
     source.close()
+
+
+@pytest.mark.services("prometheus")
+def test_pages_and_remote_write_tell_jobs_of_pods_too(tmp_path: Path) -> None:
+    """What comes without a query of samples: the Prometheus is asked for its kube-state-metrics only."""
+    page = {"gpu": "0", "UUID": "GPU-7", "Hostname": _EXPORTER}
+    lines = [("DCGM_FI_DEV_GPU_TEMP", page | {"pod": "train-0", "namespace": "ml"}, 60.0),
+             ("DCGM_FI_DEV_GPU_TEMP", page | {"gpu": "1", "UUID": "GPU-8"}, 61.0)]  # fmt: skip
+    since = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)
+    pods = ksm.pod("train-0", "t0", node="gpu-7", owner=("Job", "train"), created=since, start=since)
+    with Pages() as pages:
+        pages.pages["/dcgm"] = ksm.page(lines)
+        pages.pages["/ksm"] = ksm.page(pods, on("gpu-7", _EXPORTER, "e7", ip="10.1.1.7", host_ip="1.1.1.7"))
+        host = pages.url.removeprefix("http://")
+        own = {"pod": _EXPORTER, "namespace": "gpu-operator"}
+        port = free_port()
+        server = Prometheus(
+            tmp_path / "prometheus",
+            [scrape_config("dcgm", [host], metrics_path="/dcgm", labels=own),
+             scrape_config("ksm", [host], metrics_path="/ksm", honor_labels=True)],
+            remote_write=[{"url": f"http://127.0.0.1:{port}/api/v1/write",
+                           "queue_config": {"batch_send_deadline": "100ms", "min_backoff": "30ms"}}],
+        )  # fmt: skip
+
+        def names() -> PodNames:
+            return PodNames(PromQL("k8s", server.url, 5), fresh_s=0)
+
+        sent = RemoteWriteSource("k8s", tmp_path / "sent", port=port, exporter_interval_s=1, tick_s=1, pods=names)
+        scraped = ScrapeSource("k8s", [f"{pages.url}/dcgm"], tmp_path / "scraped", tick_s=5, pods=names())
+        expected = [("GPU-7", "gpu-7", "ml/train"), ("GPU-8", "gpu-7", None)]
+        try:
+            for source in (sent, scraped):
+                begin = datetime.now(UTC)
+
+                def told(source: RemoteWriteSource | ScrapeSource = source) -> list[tuple[str, str, str | None]]:
+                    return source.latest().gpu.select("gpu_uuid", "node", "job_id").sort("gpu_uuid").rows()
+
+                wait_until(lambda told=told: told() == expected, 20, 0.2, what=str(told()))
+                wait_until(
+                    lambda source=source, begin=begin: expected[0] in set(
+                        source.fetch(begin, datetime.now(UTC) + timedelta(seconds=1)).gpu
+                        .select("gpu_uuid", "node", "job_id").rows()
+                    ), 20, 0.2,
+                )  # fmt: skip
+            server.stop()
+            assert any("pods of Kubernetes" in text for text in scraped.latest().warnings), (
+                "pages are read all the same"
+            )
+            assert scraped.latest().gpu["job_id"].to_list().count("ml/train") == 1, "by what was known before"
+            with pytest.raises(SourceError):
+                scraped.fetch(begin, datetime.now(UTC))
+        finally:
+            sent.close()
+            scraped.close()
+            server.stop()
 
 
 def facts(*series: ksm.Series, seen: datetime) -> Facts:

@@ -18,6 +18,7 @@ from features.vocabulary import GPU_KEYS, schema
 if TYPE_CHECKING:
     from features.metrics import MetricTable
     from pipelines.settings import Cluster
+    from pipelines.sources.kubernetes_names import PodNames
 
 # What `check` gives for each thing looked at: its name, whether it is well (None: it works, and something about it is
 # worth a look), and what was seen or what to do.
@@ -200,6 +201,7 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
             timeout_s=cluster.scrape_timeout_s,
             tick_s=cluster.tick_s,
             table=_vocabulary(name, cluster),
+            pods=_pods(name, cluster) if cluster.jobs == "kubernetes" else None,
         )
     if cluster.telemetry == "remote-write":
         from pipelines.sources.remote_write import RemoteWriteSource
@@ -216,6 +218,7 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
             exporter_interval_s=cluster.exporter_interval_s,
             tick_s=cluster.tick_s,
             table=_vocabulary(name, cluster),
+            pods=(lambda: _pods(name, cluster)) if cluster.jobs == "kubernetes" else None,
         )
     from pipelines.sources.trace import TelemetryTrace
 
@@ -260,6 +263,15 @@ def build_jobs(name: str, cluster: Cluster, state: Path) -> JobSource:
     from pipelines.sources.inventory import NoJobs
 
     return NoJobs(name, cluster.inventory)
+
+
+def _pods(name: str, cluster: Cluster) -> PodNames:
+    from pipelines.sources.kubernetes_names import PodNames
+    from pipelines.sources.promql import PromQL
+    from pipelines.sources.promql_access import access_of
+
+    api = PromQL(name, cluster.prometheus_url, cluster.prometheus_timeout_s, access_of(cluster))
+    return PodNames(api, cluster.prometheus_matcher)
 
 
 def _vocabulary(name: str, cluster: Cluster) -> MetricTable:

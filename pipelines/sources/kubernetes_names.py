@@ -7,6 +7,7 @@ meant depends on the time of the sample. Lays nothing out: series stand in `seri
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -17,15 +18,16 @@ import polars as pl
 
 from features.identity import NODE_LABELS, host_of, is_address, pod_of, short_host
 from features.vocabulary import TIME
+from pipelines.sources import SourceError
 from pipelines.sources.kubernetes_jobs import job_ids
 from pipelines.sources.kubernetes_pods import Pod, pods_of
-from pipelines.sources.kubernetes_series import JOB_METRICS, POD_METRICS, Asks, Facts, read_facts
+from pipelines.sources.kubernetes_series import JOB_METRICS, POD_METRICS, Facts, read_facts
+from pipelines.sources.promql import PromQL
 
 _METRICS = (*POD_METRICS, *JOB_METRICS, "kube_node_info")
 _POD = "pod://"  # begins what stands for a job until the time of the sample tells which it is
 _STEP_S, _LIVE_STEP_S = 30, 3
 _LIVE_SPAN = timedelta(minutes=3)
-_FRESH_S = 30.0
 _PIECE = timedelta(hours=6)
 _EARLY = timedelta(seconds=5)  # clocks of nodes differ
 _LATE = timedelta(seconds=2 * _STEP_S)  # a pod that vanished was last seen that long before its end
@@ -49,19 +51,20 @@ class PodNames:
     Args:
         api: The Prometheus that scrapes kube-state-metrics.
         matcher: Label matchers added to every query; empty: none.
+        fresh_s: How long what is known of the present will do, s.
 
     Attributes:
         version: Grows when a node that was given before is another one now: series must be resolved anew.
     """
 
-    def __init__(self, api: Asks, matcher: str = "") -> None:
+    def __init__(self, api: PromQL, matcher: str = "", fresh_s: float = 30.0) -> None:
         self.version = 0
         self._api, self._matcher = api, matcher
         self._hosts: dict[str, str] = {}  # host, pod or address → node
         self._given: dict[str, str] = {}
         self._holders: dict[str, _Holder] = {}
         self._frame: pl.DataFrame | None = None
-        self._read_at: float | None = None
+        self._fresh_s, self._read_at = fresh_s, -math.inf
 
     def read(self, start: datetime, end: datetime, step_s: int = _STEP_S) -> None:
         """Learn of the pods and nodes that were there in [start, end); two queries for each six hours.
@@ -75,15 +78,27 @@ class PodNames:
             start = until
 
     def refresh(self, now: datetime) -> None:
-        """Learn of the present, at most every half minute.
+        """Learn of the present, unless that was done a moment ago.
 
         Raises:
             SourceError: No whole answer came.
         """
         at = time.monotonic()
-        if self._read_at is None or at - self._read_at >= _FRESH_S:
+        if at - self._read_at >= self._fresh_s:
             self.read(now - _LIVE_SPAN, now, _LIVE_STEP_S)
             self._read_at = at
+
+    def refreshed(self) -> list[str]:
+        """`refresh` as of now; where no answer comes what is known stays, and the trouble is returned in words."""
+        try:
+            self.refresh(datetime.now(UTC))
+        except SourceError as error:
+            return [f"pods of Kubernetes: {error}"]
+        return []
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._api.close()
 
     def learn(self, facts: Facts, end: datetime, step_s: int) -> None:
         """Take in what kube-state-metrics said of a span that ended at `end`."""
@@ -163,7 +178,7 @@ class PodNames:
         # Newer ones go over older ones; what two nodes claim is no one's.
         for told in (gone, live, names):
             self._hosts |= {host: next(iter(nodes)) if len(nodes) == 1 else "" for host, nodes in told.items() if host}
-        if any(self._known(host) != node for host, node in self._given.items()):
+        if any(self._known(host) != node for host, node in list(self._given.items())):
             self._given.clear()
             self.version += 1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import polars as pl
 
 from features.metrics import DEFAULT, MetricTable
 from pipelines.sources import Fetched, Finding, gpu_frame, node_frame
+from pipelines.sources.kubernetes_names import PodNames
 from pipelines.sources.remote_write_address import Address
 from pipelines.sources.remote_write_intake import Intake
 from pipelines.sources.remote_write_keeper import Keeper
@@ -48,6 +49,7 @@ class RemoteWriteSource:
         exporter_interval_s: Interval of scrapes, s.
         tick_s: How often `latest` is called, s.
         table: The vocabulary.
+        pods: Makes what tells nodes and jobs behind labels of pods; None: they are passed over.
     """
 
     def __init__(
@@ -64,22 +66,26 @@ class RemoteWriteSource:
         exporter_interval_s: float = 15,
         tick_s: float = 15,
         table: MetricTable = DEFAULT,
+        pods: Callable[[], PodNames] | None = None,
     ) -> None:
         self.name, self.host, self.port = name, host, port
         self.folder = spool
         self._interval_s, self._tick_s = exporter_interval_s, tick_s
         self._table = table
+        # One for what comes in and one for the log: they are asked at once.
+        self._pods, logged = (pods(), pods()) if pods is not None else (None, None)
+        self._logged = logged
         self._lock = threading.Lock()
         most_bytes = round(max_body_mib * _MIB)
         self._keeper = Keeper(
             Address(name, host, port, token_file, cert_file, key_file),
             spool,
-            lambda: Intake(name, spool, most_bytes, _KEPT, table),
+            lambda: Intake(name, spool, most_bytes, _KEPT, table, self._pods),
             most_bytes=most_bytes,
             period_s=tick_s,
         )
         self._pruned_s = 0.0
-        self._reader = LogReader(name, spool, table)
+        self._reader = LogReader(name, spool, table, logged)
 
     @property
     def watermark_lag_s(self) -> float:
@@ -112,6 +118,7 @@ class RemoteWriteSource:
             SourceError: It cannot listen, or the token cannot be read.
         """
         with self._lock:
+            trouble = [] if self._pods is None else self._pods.refreshed()
             intake = self._listening()
         now_s = time.time()
         with intake.lock:
@@ -121,12 +128,14 @@ class RemoteWriteSource:
             counts, newest_ms = dict(intake.state.counts), intake.state.newest_ms
             heard_ms = max((sender.heard_ms for sender in intake.state.senders.values()), default=None)
         frames = to_frames(samples, series.index, self.name)
+        if self._pods is not None:
+            frames = frames._replace(gpu=self._pods.with_jobs(frames.gpu))
         self._prune()
         keys = ["cluster", "node", "gpu_uuid", "mig_instance"]
         return Fetched(
             gpu_frame(_laid_over(frames.gpu, frames.gpu_group, keys)),
             node_frame(_laid_over(frames.node, frames.node_group, keys[:2])),
-            [f"{self.name}: {text}" for text in self._warnings(counts, newest_ms, heard_ms, now_s)],
+            [*trouble, *(f"{self.name}: {text}" for text in self._warnings(counts, newest_ms, heard_ms, now_s))],
             frames.health,
             frames.link,
             frames.port,
@@ -200,6 +209,9 @@ class RemoteWriteSource:
         """Answer what has come, stop listening, close the log."""
         with self._lock:
             self._keeper.close()
+            for pods in (self._pods, self._logged):
+                if pods is not None:
+                    pods.close()
             atexit.unregister(self.close)
 
 

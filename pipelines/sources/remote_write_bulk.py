@@ -17,6 +17,7 @@ import polars as pl
 from features import metrics
 from pipelines.sources.remote_write_series import USELESS, Series
 from pipelines.sources.remote_write_wire import NAME_TAG, parse_labels
+from pipelines.sources.series import Workloads
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _HEAD = len(NAME_TAG)  # of a name's label, behind its own tag and size: the tag of the name, and one byte for its size
@@ -25,8 +26,8 @@ _HEAD = len(NAME_TAG)  # of a name's label, behind its own tag and size: the tag
 class BulkSeries(Series):
     """Series by number, of labels only: what `add_all` numbered, `add` and `take` do not know."""
 
-    def __init__(self, table: metrics.MetricTable = metrics.DEFAULT) -> None:
-        super().__init__(table)
+    def __init__(self, table: metrics.MetricTable = metrics.DEFAULT, workloads: Workloads | None = None) -> None:
+        super().__init__(table, workloads)
         self._seen: list[tuple[np.ndarray, np.ndarray]] = []  # keys of labels and their numbers, a pair a call
         self._seeds = secrets.randbits(32), secrets.randbits(32)
         self._kinds = sorted({kind for _, kind in self._plain.values()}, key=lambda kind: (kind[:3] != "gpu", kind))
@@ -113,7 +114,7 @@ class BulkSeries(Series):
             if group != last:  # kinds of one set stand beside each other, those of the GPU first
                 last, found, of_gpu = group, parse_labels(labels[at[k]]), {}
                 found.pop("__name__", None)
-                node = metrics.node_name(found)
+                node = self._node(found)
             entity, _, spelling = self._kinds[kind].partition(" ")
             if entity == "health" and spelling in of_gpu:
                 entities[i] = self.index.whole(of_gpu[spelling])

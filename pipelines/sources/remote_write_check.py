@@ -145,7 +145,11 @@ def _metrics(
     fetch: Callable[[datetime, datetime], Fetched], interval_s: float, table: MetricTable
 ) -> Iterator[Finding]:
     now = datetime.now(UTC)
-    gpu = fetch(now - timedelta(seconds=max(120.0, 4 * interval_s)), now + timedelta(seconds=5)).gpu
+    try:
+        gpu = fetch(now - timedelta(seconds=max(120.0, 4 * interval_s)), now + timedelta(seconds=5)).gpu
+    except SourceError as error:  # pods of Kubernetes could not be asked for
+        yield "metrics", False, str(error)
+        return
     columns = {name for name in gpu.columns if gpu[name].null_count() < len(gpu)}
     gpus = gpu["gpu_uuid"].n_unique() if len(gpu) else 0
     lacking = ""

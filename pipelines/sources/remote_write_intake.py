@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from features.metrics import DEFAULT, MetricTable
+from pipelines.sources.kubernetes_names import PodNames
 from pipelines.sources.remote_write_newest import Newest
 from pipelines.sources.remote_write_progress import IntakeState, Progress, read_state, write_state
 from pipelines.sources.remote_write_series import Series
@@ -60,6 +61,7 @@ class Intake:
         most_bytes: Largest body, decompressed.
         kept: Samples older than this are left out.
         table: The vocabulary.
+        pods: Tells nodes and jobs behind labels of pods; None: they are passed over.
         clock: Gives the time, seconds since the epoch.
     """
 
@@ -70,6 +72,7 @@ class Intake:
         most_bytes: int,
         kept: timedelta,
         table: MetricTable = DEFAULT,
+        pods: PodNames | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name, self.most_bytes = name, most_bytes
@@ -84,7 +87,8 @@ class Intake:
         self.progress = Progress(self.state, self._started_ms)
         self._written_s = -_STATE_EVERY_S
         self.epoch = max([self._started_ms - 1, *self._log.epochs()]) + 1
-        self.series, self.newest = Series(self._table), Newest()
+        self._pods, self._version = pods, pods.version if pods else 0
+        self.series, self.newest = Series(self._table, pods), Newest()
         self._renew_from = _LEAST_RENEWED
         self._queue: queue.Queue[tuple[str, bytes, Future[Answer]] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name=f"remote-write-{name}", daemon=True)
@@ -186,15 +190,23 @@ class Intake:
         return OK
 
     def _renew(self) -> None:
-        """Forget all series when their epoch is old, or most of them have ended."""
+        """Forget all series when their epoch is old, most of them have ended, or their nodes are others than known."""
         size = len(self.series)
+        if self._pods is not None and self._pods.version != self._version:
+            self._version = self._pods.version
+            self._begin()
+            return
         if self._now_ms() - self.epoch < _EPOCH_MS and size < self._renew_from:
             return
         if self._now_ms() - self.epoch < _EPOCH_MS and size < 4 * self.newest.alive():
             self._renew_from = size * 5 // 4  # counting costs: not at every request
             return
+        self._begin()
+
+    def _begin(self) -> None:
         with self.lock:
-            self.series, self.newest, self._renew_from = Series(self._table), Newest(), _LEAST_RENEWED
+            self.series, self.newest = Series(self._table, self._pods), Newest()
+            self._renew_from = _LEAST_RENEWED
             self.epoch = max(self._now_ms(), self.epoch + 1)
 
     def _commit(self, batch: Batch) -> list[Answer]:

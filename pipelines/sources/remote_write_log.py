@@ -14,6 +14,7 @@ import polars as pl
 
 from features.metrics import DEFAULT, MetricTable
 from pipelines.sources import Fetched, empty_frame, gpu_frame, node_frame
+from pipelines.sources.kubernetes_names import PodNames
 from pipelines.sources.remote_write_bulk import BulkSeries
 from pipelines.sources.remote_write_series import USELESS
 from pipelines.sources.sample_log import Chunk, SampleLog
@@ -30,21 +31,29 @@ class LogReader:
         name: Name of the cluster.
         folder: Folder of the log.
         table: The vocabulary.
+        pods: Tells nodes and jobs behind labels of pods; None: they are passed over.
     """
 
-    def __init__(self, name: str, folder: Path, table: MetricTable = DEFAULT) -> None:
+    def __init__(self, name: str, folder: Path, table: MetricTable = DEFAULT, pods: PodNames | None = None) -> None:
         self._name, self._log = name, SampleLog(folder)
-        self._table, self._series = table, BulkSeries(table)
+        self._pods, self._version = pods, 0
+        self._table, self._series = table, BulkSeries(table, pods)
         self._numbers: dict[int, np.ndarray] = {}  # epoch → our number of each of its series
         self._offsets: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def fetch(self, start: datetime, end: datetime) -> Fetched:
-        """Samples with start ≤ ts < end. One that was sent twice is there once, as it was sent last."""
+        """Samples with start ≤ ts < end. One that was sent twice is there once, as it was sent last.
+
+        Raises:
+            SourceError: The pods of that time could not be asked for.
+        """
         first, last = _milliseconds(start), _milliseconds(end)
         parts: list[Frames] = []
         warnings: list[str] = []
         with self._lock:
+            if self._pods is not None:
+                self._pods.read(start, end)
             self._learn()
             for minute in range(first // 60_000, -(-last // 60_000)):
                 chunks, odd = self._log.minute(minute)
@@ -54,6 +63,7 @@ class LogReader:
                     parts.append(to_frames(samples, self._series.index, self._name))
         gpus = [part.gpu for part in parts if len(part.gpu)]
         gpu = gpu_frame(pl.concat(gpus, how="diagonal")) if gpus else gpu_frame()
+        gpu = gpu if self._pods is None else self._pods.with_jobs(gpu)
         return Fetched(
             gpu,
             pl.concat([node_frame(), *(part.node for part in parts)]),
@@ -66,8 +76,11 @@ class LogReader:
 
     def _learn(self) -> None:
         epochs = self._log.epochs()
-        if any(epoch not in epochs for epoch in self._numbers):  # pruned: their series may have ended
-            self._series, self._numbers, self._offsets = BulkSeries(self._table), {}, {}
+        version = self._pods.version if self._pods else 0
+        # Pruned: their series may have ended. Or their nodes are others than were known.
+        if any(epoch not in epochs for epoch in self._numbers) or version != self._version:
+            self._series, self._numbers, self._offsets = BulkSeries(self._table, self._pods), {}, {}
+            self._version = version
         for epoch in epochs:
             theirs, labels, self._offsets[epoch] = self._log.series_columns(epoch, self._offsets.get(epoch, 0))
             if not len(theirs):

@@ -23,7 +23,7 @@ from pipelines.sources.remote_write_wire import (
     tails,
     without_name,
 )
-from pipelines.sources.series import UP, Index
+from pipelines.sources.series import UP, Index, Workloads
 
 USELESS = -2
 _UNKNOWN = -1
@@ -54,14 +54,16 @@ class Series:
 
     Args:
         table: The vocabulary.
+        workloads: As of `Index`.
 
     Attributes:
         index: Resolves labels; holds the entities.
         new: Number and labels of series that `take_new` has not given yet.
     """
 
-    def __init__(self, table: metrics.MetricTable = metrics.DEFAULT) -> None:
-        self.index = Index(table)
+    def __init__(self, table: metrics.MetricTable = metrics.DEFAULT, workloads: Workloads | None = None) -> None:
+        self.index = Index(table, workloads)
+        self._workloads = workloads
         self.new: list[tuple[int, bytes]] = []
         self._numbers: dict[int, int] = {}
         self._name_ids, self._entity_ids = array("i"), array("i")  # -1 while they are not known
@@ -179,7 +181,7 @@ class Series:
                 self._same.clear()
             parsed = parse_labels(rest)
             parsed.pop("__name__", None)
-            found = self._same[rest] = _Labels(parsed, metrics.node_name(parsed), {})
+            found = self._same[rest] = _Labels(parsed, self._node(parsed), {})
         by_name = found.by_name
         plain = self._plain.get(text)
         if plain is not None and plain[1] in found.entities:
@@ -194,6 +196,9 @@ class Series:
         if plain is not None:
             found.entities[plain[1]] = ids[1]
         return self._next(*ids)
+
+    def _node(self, labels: dict[str, str]) -> str:
+        return (self._workloads.node(labels) if self._workloads else "") or metrics.node_name(labels)
 
     def _resolve(self, name: str, labels: dict[str, str], node: str, job: str) -> tuple[int, int] | None:
         ids = self.index.add(None, name, labels, node, job)
@@ -220,7 +225,7 @@ class Series:
             if job not in self._scrape_jobs:
                 waiting.append((number, labels))
                 continue
-            own = metrics.node_name({k: v for k, v in labels.items() if k != "instance"})
+            own = self._node({k: v for k, v in labels.items() if k != "instance"})
             node = own or self._nodes.get((job, labels.get("instance", "")), "")
             ids = self.index.add(None, UP, labels, node, job)
             if ids is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from features.metrics import DEFAULT, MetricTable, node_name, short_host
 from features.vocabulary import BOARD_FACTS, conform
 from pipelines.sources import Fetched, Finding, SourceError, empty_frame, gpu_frame, node_frame
 from pipelines.sources.exposition import ExpositionError, Page, parse_page
+from pipelines.sources.kubernetes_names import PodNames
 from pipelines.sources.metric_findings import metric_gaps
 from pipelines.sources.pages import Answer, PageReader
 from pipelines.sources.series import boards_at
@@ -63,6 +64,7 @@ class ScrapeSource:
         tick_s: How often `latest` is called, s. The whole reading takes at most 0.4 of it, and at most `timeout_s`.
         clock: Gives the time, UTC.
         table: The vocabulary.
+        pods: Tells nodes and jobs behind labels of pods; None: they are passed over.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class ScrapeSource:
         tick_s: float = 15,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         table: MetricTable = DEFAULT,
+        pods: PodNames | None = None,
     ) -> None:
         if not targets:
             raise SourceError(f"{name}: set clusters.{name}.scrape_targets: URLs of /metrics pages, or sd+URL")
@@ -89,7 +92,8 @@ class ScrapeSource:
         self._found: dict[str, list[Target]] = {}
         self._sd_read_s = -_SD_PERIOD_S
         self._learned: dict[str, str] = {}  # URL → node, as its page told
-        self._index = Index(table)
+        self._pods, self._version = pods, 0
+        self._index = Index(table, pods)
         self._clock = clock
         self._told: tuple[datetime, pl.DataFrame] | None = None  # minute and boards that the spool holds
         self._pruned = datetime.min.replace(tzinfo=UTC)
@@ -99,6 +103,9 @@ class ScrapeSource:
 
     def fetch(self, start: datetime, end: datetime) -> Fetched:
         """What `latest` read in [start, end), from the spool."""
+        if self._pods is not None:
+            with self._lock:
+                self._pods.read(start, end)
         gpu, warnings = self.spool.read("gpu", start, end)
         node, more = self.spool.read("node", start, end)
         warnings += more
@@ -107,7 +114,7 @@ class ScrapeSource:
             frame, more = self.spool.read(kind, start, end)
             others[kind] = empty_frame(table) if frame is None else conform(frame, table)
             warnings += more
-        gpu = gpu_frame(gpu)
+        gpu = self._with_jobs(gpu_frame(gpu))
         told, more = self.spool.read(_BOARDS, start - _BOARDS_AGAIN, end)
         if told is not None and len(gpu):
             board = ["node", "gpu_uuid"]
@@ -128,6 +135,12 @@ class ScrapeSource:
     def _latest(self) -> Fetched:
         until_s = time.monotonic() + self._reading_s
         targets, warnings = self._targets(until_s)
+        if self._pods is not None:
+            warnings += [f"{self.name}: {text}" for text in self._pods.refreshed()]
+            if self._pods.version != self._version:
+                self._version = self._pods.version
+                self._index.forget()
+                self._learned.clear()
         at = self._clock()
         fetched = self._read(targets, at, warnings, until_s)
         try:
@@ -141,7 +154,11 @@ class ScrapeSource:
                 self._pruned = at
         except OSError as error:
             fetched.warnings.append(f"{self.name}: spool {self.spool.folder} cannot be written: {error}: free the disk")
-        return fetched
+        return replace(fetched, gpu=self._with_jobs(fetched.gpu))
+
+    def _with_jobs(self, gpu: pl.DataFrame) -> pl.DataFrame:
+        # The spool keeps which pod it was: by the time that it is read more is known of its job.
+        return gpu if self._pods is None else self._pods.with_jobs(gpu)
 
     def _tell_boards(self, boards: pl.DataFrame, at: datetime) -> None:
         minute, facts = at.replace(second=0, microsecond=0), boards.drop("ts")
@@ -308,6 +325,8 @@ class ScrapeSource:
 
     def close(self) -> None:
         self._pages.close()
+        if self._pods is not None:
+            self._pods.close()
 
 
 def _is_http(url: str) -> bool:
