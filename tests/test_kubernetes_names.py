@@ -18,7 +18,7 @@ from pipelines.sources import Fetched, SourceError, build_telemetry
 from pipelines.sources.kubernetes import KubernetesSource
 from pipelines.sources.kubernetes_names import PodNames
 from pipelines.sources.kubernetes_series import Facts
-from pipelines.sources.promql import PromQL
+from pipelines.sources.promql import OutsideRetentionError, PromQL
 from pipelines.sources.remote_write import RemoteWriteSource
 from pipelines.sources.scrape import ScrapeSource
 from pipelines.store import Store
@@ -272,3 +272,15 @@ def test_an_earlier_span_does_not_take_back_an_end() -> None:
     assert names.with_jobs(frame)["job_id"].to_list() == ["u1", "u1", None, "u2"]
     assert names.token({"pod": "a", "namespace": "ml", "pod_uid": "u9"}) != token
     assert names.token({"pod": "a"}) == "", "without a namespace it is anyone's"
+
+
+def test_what_the_server_keeps_no_more_is_passed_over() -> None:
+    asked: list[int] = []
+
+    class Forgetful:
+        def matrix(self, query: str, at_ms: int | None = None) -> object:
+            asked.append(at_ms or 0)
+            raise OutsideRetentionError("out of bounds")
+
+    PodNames(Forgetful()).read(at(0), at(30))  # ty: ignore[invalid-argument-type]
+    assert len(asked) == 7, "halves down to ten minutes"

@@ -22,13 +22,13 @@ from pipelines.sources import SourceError
 from pipelines.sources.kubernetes_jobs import job_ids
 from pipelines.sources.kubernetes_pods import Pod, pods_of
 from pipelines.sources.kubernetes_series import JOB_METRICS, POD_METRICS, Facts, read_facts
-from pipelines.sources.promql import PromQL
+from pipelines.sources.promql import OutsideRetentionError, PromQL
 
 _METRICS = (*POD_METRICS, *JOB_METRICS, "kube_node_info")
 _POD = "pod://"  # begins what stands for a job until the time of the sample tells which it is
 _STEP_S, _LIVE_STEP_S = 30, 3
 _LIVE_SPAN = timedelta(minutes=3)
-_PIECE = timedelta(hours=6)
+_PIECE, _SHORT = timedelta(hours=6), timedelta(minutes=10)
 _EARLY = timedelta(seconds=5)  # clocks of nodes differ
 _LATE = timedelta(seconds=2 * _STEP_S)  # a pod that vanished was last seen that long before its end
 _FIRST = datetime(2000, 1, 1, tzinfo=UTC)
@@ -74,8 +74,19 @@ class PodNames:
         """
         while start < end:
             until = min(start + _PIECE, end)
-            self.learn(read_facts(self._api, _METRICS, self._matcher, start, until, step_s), until, step_s)
+            self._read(start, until, step_s)
             start = until
+
+    def _read(self, start: datetime, end: datetime, step_s: int) -> None:
+        try:
+            facts = read_facts(self._api, _METRICS, self._matcher, start, end, step_s)
+        except OutsideRetentionError:  # samples that old are not there either
+            if end - start > _SHORT:
+                middle = start + (end - start) / 2
+                self._read(start, middle, step_s)
+                self._read(middle, end, step_s)
+            return
+        self.learn(facts, end, step_s)
 
     def refresh(self, now: datetime) -> None:
         """Learn of the present, unless that was done a moment ago.
