@@ -364,6 +364,7 @@ def test_bytes_of_every_kind(kind: str, tmp_path: Path) -> None:
         assert (len(frame), report.first, report.dropped) == (1, T0 + timedelta(seconds=120), {})
     refused = {
         b"": "the file is empty", good.decode().encode("utf-16"): "UTF-16 text; make it UTF-8",
+        good.decode().encode("utf-16-be"): "UTF-16 text; make it UTF-8",
         bytes(5000): "it holds zero bytes", b"BZh9" + good: "packed with bzip2", b"\xfd7zXZ" + good: "packed with xz",
     }  # fmt: skip
     if kind not in ("jobs", "telemetry"):

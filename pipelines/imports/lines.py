@@ -23,9 +23,9 @@ _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)  # of gzip files that were cu
 HEADER_AGAIN = "headers that come again, as in files that were put together"
 BREAKS_OFF = "the file is cut off or damaged from here on"
 # First bytes of files that are no text, and what to do about them.
+_UTF16 = "UTF-16 text; make it UTF-8, as with iconv -f UTF-16 -t UTF-8"
 _NO_TEXT = {
-    b"\xff\xfe": "UTF-16 text; make it UTF-8, as with iconv -f UTF-16 -t UTF-8",
-    b"\xfe\xff": "UTF-16 text; make it UTF-8, as with iconv -f UTF-16 -t UTF-8",
+    b"\xff\xfe": _UTF16, b"\xfe\xff": _UTF16,
     b"PAR1": "a Parquet file; only jobs and telemetry read one, and not packed",
     b"BZh": "packed with bzip2; unpack it first", b"\xfd7zXZ": "packed with xz; unpack it first",
     b"\x28\xb5\x2f\xfd": "packed with zstd; unpack it first", b"PK\x03\x04": "a zip file; unpack it first",
@@ -73,8 +73,12 @@ def check_text(path: Path, opened: io.BufferedReader | gzip.GzipFile) -> None:
     for magic, what in _NO_TEXT.items():
         if first.startswith(magic):
             raise ImportingError(f"{path}: {what}")
-    if b"\0" in first:
+    if first and not first.strip(b"\0"):
         raise ImportingError(f"{path}: no text file: it holds zero bytes")
+    even, odd = first[::2], first[1::2]
+    for zeros, letters in ((even, odd), (odd, even)):
+        if len(zeros) > 1 and not zeros.strip(b"\0") and b"\0" not in letters:
+            raise ImportingError(f"{path}: {_UTF16}")
 
 
 def batches(path: Path, report: Report, progress: Callable[[int], None], size: int = _BATCH) -> Iterator[list[Line]]:
