@@ -270,6 +270,53 @@ def backtest(kind: str, jobs: Path, out: Path, seed: int, threads: int, refit_da
     run_backtest(kind, jobs, out, seed=seed, threads=threads, refit_days=refit_days)
 
 
+_LLAMA = "--layers 32 --hidden 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --seq 8192"
+
+
+@cli.command("estimate-memory", epilog=_example(f"weatherglass estimate-memory {_LLAMA} --gpu-memory 80GiB"))
+@click.option("--layers", type=int, required=True, help="Transformer layers.")
+@click.option("--hidden", type=int, required=True, help="Width of the model.")
+@click.option("--heads", type=int, required=True, help="Attention heads.")
+@click.option("--vocab", type=int, required=True, help="Entries of the vocabulary, padded.")
+@click.option("--seq", type=int, required=True, help="Tokens of a sequence.")
+@click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences of a GPU at once.")
+@click.option("--kv-heads", type=int, help="Heads of keys and values (default: --heads).")
+@click.option("--ffn", type=int, help="Width of the feed-forward layer (default: 4 or 8/3 × --hidden).")
+@click.option("--architecture", default="llama", show_default=True, help="gpt or llama.")
+@click.option("--tied/--untied", "is_tied", default=None, help="One matrix for both embeddings, or two.")
+@click.option("--precision", default="bf16", show_default=True, help="bf16, fp16, fp32 or fp8.")
+@click.option("--gradient-precision", default="same", show_default=True, help="same or fp32.")
+@click.option("--optimizer", default="adam", show_default=True, help="adam, adam_8bit, sgd or sgd_momentum.")
+@click.option("--tensor-parallel", "--tp", type=int, default=1, show_default=True, help="GPUs that share a layer.")
+@click.option("--sequence-parallel", "is_sequence_parallel", is_flag=True, help="Share norms and dropouts too.")
+@click.option("--pipeline-parallel", "--pp", type=int, default=1, show_default=True, help="Stages of the pipeline.")
+@click.option("--virtual-stages", type=int, default=1, show_default=True, help="Chunks of layers of a stage.")
+@click.option("--microbatches", type=int, help="Microbatches of a step (default: as many as stages).")
+@click.option("--data-parallel", "--dp", type=int, default=1, show_default=True, help="Replicas.")
+@click.option("--zero", "zero_stage", type=int, default=0, show_default=True, help="ZeRO stage 0-3; FSDP is 3.")
+@click.option("--recompute", "recomputation", default="none", show_default=True, help="none, selective or full.")
+@click.option("--flash/--no-flash", "is_flash", default=True, show_default=True, help="Flash attention.")
+@click.option("--experts", type=int, default=1, show_default=True, help="Experts of a layer.")
+@click.option("--experts-per-token", type=int, default=1, show_default=True, help="Experts that a token visits.")
+@click.option("--expert-parallel", "--ep", type=int, default=1, show_default=True, help="Replicas sharing experts.")
+@click.option("--gpu-memory", metavar="SIZE", help="Of one GPU, as 80GiB: does it fit, what would make it fit?")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as the API answers.")
+def estimate_memory(gpu_memory: str | None, as_json: bool, **asked: Any) -> None:
+    """Estimate the device memory a training job needs.
+
+    From published formulas, line by line with their sources. Wants no settings. Exit code 1 when it does not fit.
+    """
+    from models.memory_inputs import MemoryInputError, Training, parse_size
+    from pipelines.memory_report import print_estimate
+
+    try:
+        capacity_bytes = None if gpu_memory is None else parse_size(gpu_memory)
+        training = Training(**asked)
+    except MemoryInputError as error:
+        raise click.UsageError(str(error)) from None
+    raise SystemExit(0 if print_estimate(training, capacity_bytes, as_json=as_json) else 1)
+
+
 @cli.command(epilog=_example("weatherglass maintain"))
 def maintain() -> None:
     """Compact the store and apply retention."""

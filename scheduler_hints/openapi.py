@@ -24,6 +24,7 @@ from scheduler_hints.errors import (
     UnsupportedMediaError,
 )
 from scheduler_hints.forecasts import ForecastRequest, RuntimeForecasts
+from scheduler_hints.memory_estimates import MemoryEstimate, MemoryRequest, answer_memory
 from scheduler_hints.queries import PARAMETERS, Parameter
 from scheduler_hints.schema import (
     SHAPES,
@@ -83,6 +84,10 @@ _CHANGING = {
     "ETag": "Strong; send it back in If-None-Match, an unchanged answer is then a 304 without a body.",
     "X-Expires-In": "Seconds for which the answer may be used, counted on a monotonic clock; on a 304 too.",
 }
+_MEMORY = MemoryRequest(
+    layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, seq=8192, data_parallel=8, zero_stage=3,
+    gpu_memory_bytes=40 * 2**30,
+)  # fmt: skip
 _REF = {"$ref": "#/components/schemas/ErrorBody"}
 
 
@@ -153,12 +158,14 @@ def _read(
 @functools.cache
 def document() -> bytes:
     """The document as JSON."""
-    types = [*_LIST_TYPES.values(), JobAnswer, Status, RuntimeForecasts, ForecastRequest, ErrorBody, Alive, Ready]
+    types = [
+        *_LIST_TYPES.values(), JobAnswer, Status, RuntimeForecasts, ForecastRequest, ErrorBody, Alive, Ready,
+        MemoryRequest, MemoryEstimate,
+    ]  # fmt: skip
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     _mark_times(components, [*_LIST_TYPES.values(), *SHAPES.values(), JobAnswer, Status, KindStatus, RuntimeForecasts])
-    of = dict(
-        zip([*_LIST_TYPES, "job", "status", "forecasts", "request", "error", "alive", "ready"], schemas, strict=True)
-    )
+    names = ["job", "status", "forecasts", "request", "error", "alive", "ready", "memory_request", "memory"]
+    of = dict(zip([*_LIST_TYPES, *names], schemas, strict=True))
     paths: dict[str, Any] = {}
     for kind, summary in _SUMMARIES.items():
         parameters = [_parameter(parameter) for parameter in PARAMETERS[kind]]
@@ -194,6 +201,24 @@ def document() -> bytes:
                 UnsupportedMediaError,
                 InvalidBodyError,
                 UnavailableError,
+            ),
+        }
+    }
+    paths["/v1/memory-estimates"] = {
+        "post": {
+            "summary": "Device memory that a training job needs on its fullest GPU, and whether it fits",
+            "requestBody": {"required": True, "content": _json(of["memory_request"], _MEMORY)},
+            "responses": {
+                "200": {"description": "Line by line", "content": _json(of["memory"], answer_memory(_MEMORY))}
+            }
+            | _errors(
+                BadRequestError,
+                UnauthorizedError,
+                ForbiddenError,
+                BodyTimeoutError,
+                BodyTooLargeError,
+                UnsupportedMediaError,
+                InvalidBodyError,
             ),
         }
     }

@@ -1,4 +1,4 @@
-"""Routes of the hints API that are not polled hot: status, runtime forecasts, health, metrics, the API's own document.
+"""Routes of the hints API that are not polled hot: status, forecasts and estimates on request, health, metrics.
 
 Hot reads stand in `dispatch.py`; they are declared here only so that another method on them is a 405.
 """
@@ -30,6 +30,7 @@ from scheduler_hints.errors import (
     encode_error,
 )
 from scheduler_hints.forecasts import Forecaster, Forecasts, RuntimeForecast, RuntimeForecasts, decode_request
+from scheduler_hints.memory_estimates import answer_memory, decode_memory_request
 from scheduler_hints.metrics import CONTENT_TYPE, Metrics
 from scheduler_hints.queries import parse_query
 from scheduler_hints.schema import KINDS
@@ -79,6 +80,7 @@ class Routes:
                 Route("/v1/jobs/{cluster}/{job_id:path}", self.unreachable, methods=get),
                 Route("/v1/status", self.status, methods=get),
                 Route("/v1/runtime-forecasts", self.runtime_forecasts, methods=["POST"]),
+                Route("/v1/memory-estimates", self.memory_estimates, methods=["POST"]),
                 Route("/healthz", self.healthz, methods=get),
                 Route("/readyz", self.readyz, methods=get),
                 Route("/metrics", self.prometheus, methods=get),
@@ -146,6 +148,10 @@ class Routes:
         found = await self.forecasts.run(cluster, jobs)
         items = [RuntimeForecast(job.job_id, runtime) for job, runtime in zip(asked.jobs, found, strict=True)]
         return _Json(RuntimeForecasts(items, cluster, now))
+
+    async def memory_estimates(self, request: Request) -> Response:
+        self._admit(request)
+        return _Json(answer_memory(decode_memory_request(await _body(request))))
 
 
 async def _body(request: Request) -> bytes:

@@ -1,0 +1,304 @@
+"""Device memory of a training job per rank, line by line, from published formulas.
+
+Sources, each line's beside it in `estimate`:
+
+- Model states: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section
+  3.1 and figure 1 (2 + 2 + K bytes per parameter, K = 12 for Adam in mixed precision; stages 1 to 3 divide by the
+  replicas).
+- Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4
+  with table 2: s·b·h·(34 + 5·a·s/h) bytes a layer, what tensor and sequence parallelism divide of it, and what the first
+  stage of a 1F1B or interleaved pipeline holds. For other shapes the same tensors are counted one by one.
+- Parameters: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", equation 2.
+
+Here belong the formulas. Inputs and their checks: `memory_inputs.py`; what would make a job fit: `memory_advice.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.memory_inputs import OPTIMIZERS, PRECISIONS, Training
+
+NCCL_BUFFER_BYTES = 4 * 2**20  # NCCL_BUFFSIZE, NCCL's documentation of environment variables
+NCCL_CHANNELS = 16  # of a communicator, assumed; each has a buffer to its ring's next and from its last
+FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One part of an estimate.
+
+    Attributes:
+        name: What takes the memory.
+        bytes: How much, bytes on one rank.
+        source: The formula and where it is from.
+    """
+
+    name: str
+    bytes: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Device memory of the fullest rank.
+
+    Attributes:
+        training: What was asked.
+        stage: Pipeline stage of that rank, from 0.
+        parameters: Parameters of the whole model.
+        rank_parameters: Parameters of that rank before replicas share anything.
+        lines: Parts of the memory; their sum is the estimate.
+    """
+
+    training: Training
+    stage: int
+    parameters: int
+    rank_parameters: float
+    lines: tuple[Line, ...]
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of all lines, bytes."""
+        return sum(line.bytes for line in self.lines)
+
+    @property
+    def model_state_bytes(self) -> float:
+        """Parameters, gradients and optimiser with its master copy, bytes: what the ZeRO paper counts."""
+        names = ("parameters", "gradients", "master copy", "optimiser states")
+        return sum(line.bytes for line in self.lines if line.name in names)
+
+    def bytes_of(self, name: str) -> float:
+        """Bytes of one line; 0 where there is none of that name."""
+        return sum(line.bytes for line in self.lines if line.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Parameters of one rank of a stage: those that all replicas have, and experts."""
+
+    dense: float
+    expert: float
+    layer: float  # of one layer, both kinds: what FSDP gathers at a time
+
+    @property
+    def total(self) -> float:
+        return self.dense + self.expert
+
+
+def parameters(training: Training) -> int:
+    """Parameters of the whole model."""
+    dense, dense_whole, expert = _layer_parameters(training)
+    once = _positions(training) + _norm(training)
+    embeddings = training.vocab * training.hidden * (1 if training.has_one_embedding else 2)
+    per_layer = dense + dense_whole + expert * training.experts
+    return round(training.layers * per_layer + once + embeddings)
+
+
+def _norm(training: Training) -> int:
+    return (2 if training.architecture == "gpt" else 1) * training.hidden
+
+
+def _positions(training: Training) -> int:
+    return training.seq * training.hidden if training.architecture == "gpt" else 0
+
+
+def _layer_parameters(training: Training) -> tuple[float, float, float]:
+    """Of one layer: what tensor parallelism divides, what it leaves whole, and one expert or the only feed-forward."""
+    h, f = training.hidden, training.width
+    keys_values = 2 * h * h * training.kv / training.heads
+    if training.architecture == "gpt":
+        biases_split, biases_whole = h + 2 * h * training.kv / training.heads, h
+        expert = 2 * h * f + f + h
+    else:
+        biases_split, biases_whole = 0.0, 0
+        expert = 3 * h * f
+    router = h * training.experts if training.experts > 1 else 0
+    return 2 * h * h + keys_values + biases_split, 2 * _norm(training) + biases_whole + router, expert
+
+
+def _layers_of(training: Training, stage: int) -> int:
+    """Layers of a stage; where they do not divide evenly, earlier stages have one more."""
+    least, more = divmod(training.layers, training.pipeline_parallel)
+    return least + (stage < more)
+
+
+def _weights(training: Training, stage: int) -> _Weights:
+    t, p = training.tensor_parallel, training.pipeline_parallel
+    split, whole, expert = _layer_parameters(training)
+    dense = split / t + whole
+    experts = expert * training.experts / training.expert_parallel / t
+    layers = _layers_of(training, stage)
+    table = training.vocab * training.hidden / t
+    is_first, is_last = stage == 0, stage == p - 1
+    outside = (table + _positions(training)) if is_first else 0.0
+    if is_last:
+        outside += _norm(training)
+        outside += 0 if training.has_one_embedding and is_first else table
+    if training.experts == 1:
+        return _Weights(layers * (dense + experts) + outside, 0.0, dense + experts)
+    return _Weights(layers * dense + outside, layers * experts, dense + experts)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerActivations:
+    """Bytes that one layer holds of one microbatch from forward to backward, on one rank.
+
+    Attributes:
+        kept: Without any recomputation.
+        attention_core: Of these, what selective recomputation drops.
+        layer_input: What full recomputation keeps.
+    """
+
+    kept: float
+    attention_core: float
+    layer_input: float
+
+
+def layer_activations(training: Training) -> LayerActivations:
+    """Activations of one layer.
+
+    Korthikanti et al. 2022, section 4.1 and table 2, bytes where an element has two: norms take 4·s·b·h; attention
+    11·s·b·h (the input 2, queries and keys 4, values 2, input of the projection 2, its dropout mask 1) and 5·a·s²·b
+    (softmax 2, its dropout mask 1, its output 2); the feed-forward 19·s·b·h (input 2, before and after GELU 8 + 8,
+    dropout mask 1). That is s·b·h·(34 + 5·a·s/h). Tensor parallelism divides all but norms, both inputs and both masks
+    (10·s·b·h); sequence parallelism divides those. Keys and values shrink with `kv_heads`, and the feed-forward has its
+    own width; SwiGLU keeps both of its inputs and its output. Flash attention keeps one fp32 number per row instead of
+    the matrices (Dao et al. 2022, "FlashAttention").
+
+    Full recomputation keeps the input of the layer, 2·s·b·h; with sequence parallelism each rank has its part of it.
+    """
+    h, a, s, b, t = training.hidden, training.heads, training.seq, training.micro_batch, training.tensor_parallel
+    e = PRECISIONS[training.precision].activation
+    has_dropout = training.architecture == "gpt"
+    token = s * b  # tokens
+    mask = token * h if has_dropout else 0  # 1 byte per element
+    visits = training.experts_per_token
+    inner = 2 if training.architecture == "gpt" else 3  # before and after GELU; gate, up, and their product
+    whole = 2 * e * token * h + e * token * h + mask + e * token * h * visits + mask  # norms; attention; feed-forward
+    shared = e * token * h * (2 + 2 * training.kv / a) + inner * e * token * training.width * visits
+    core = FP32 * a * token if training.is_flash else (2 * e + (1 if has_dropout else 0)) * a * s * token
+    whole_divisor = t if training.is_sequence_parallel else 1
+    return LayerActivations(
+        whole / whole_divisor + (shared + core) / t, core / t, e * token * h / whole_divisor
+    )  # fmt: skip
+
+
+def held_microbatches(training: Training, stage: int) -> float:
+    """Microbatches whose activations a stage holds at once, counted in its own layers.
+
+    1F1B: stage i holds p − i; never more than the step has. Interleaved with m chunks, the first stage holds
+    p·(1 + (p − 1)/(p·m)) (Korthikanti et al. 2022, section 4.2.3); later ones fewer by one each.
+    """
+    p, chunks = training.pipeline_parallel, training.virtual_stages
+    held = p - stage + (p - 1) / chunks if chunks > 1 else p - stage
+    return min(held, training.microbatches or held)
+
+
+def estimate(training: Training) -> Estimate:
+    """Memory of the fullest rank.
+
+    The first stage holds most microbatches, the last one the logits; those between have less than the first.
+    """
+    stages = {0, training.pipeline_parallel - 1}
+    return max((_of_stage(training, stage) for stage in sorted(stages)), key=lambda found: found.total_bytes)
+
+
+def _of_stage(training: Training, stage: int) -> Estimate:
+    weights = _weights(training, stage)
+    lines = [*_model_states(training, weights), *_activations(training, stage)]
+    tensors = sum(line.bytes for line in lines)
+    lines += [
+        Line(
+            "allocator",
+            training.allocator_ratio * tensors,
+            f"{training.allocator_ratio:.0%} of the tensors: rounding, fragments; Megatron-LM's own estimate adds 5 %",
+        ),
+        Line("communication", _communication(training), "NCCL: 4 MiB (NCCL_BUFFSIZE) × 16 channels × 2 a communicator"),
+        Line(
+            "CUDA context",
+            training.context_bytes,
+            "kernels and context before the first tensor: 1,343 MiB in Hugging Face's model training anatomy",
+        ),
+    ]
+    whole = parameters(training)
+    return Estimate(training, stage, whole, weights.total, tuple(line for line in lines if line.bytes))
+
+
+def _model_states(training: Training, weights: _Weights) -> list[Line]:
+    size = PRECISIONS[training.precision]
+    gradient = FP32 if training.gradient_precision == "fp32" else size.gradient
+    replicas, expert_replicas = training.data_parallel, training.data_parallel // training.expert_parallel
+    zero = training.zero_stage
+
+    def held(per_parameter: float, from_stage: int) -> float:
+        is_shared = zero >= from_stage
+        dense = weights.dense / (replicas if is_shared else 1)
+        return per_parameter * (dense + weights.expert / (expert_replicas if is_shared else 1))
+
+    shared = f"ZeRO stage {zero}" if zero else "ZeRO's baseline"
+    lines = [
+        Line(
+            "parameters", held(size.parameter, 3), f"{size.parameter:g} bytes each; {shared}, Rajbhandari et al. 2020"
+        ),
+        Line("gradients", held(gradient, 2), f"{gradient:g} bytes each; Rajbhandari et al. 2020, section 3.1"),
+        Line("master copy", held(size.master, 1), f"fp32, {size.master:g} bytes each; Rajbhandari et al. 2020"),
+        Line(
+            "optimiser states",
+            held(OPTIMIZERS[training.optimizer], 1),
+            f"{training.optimizer}, {OPTIMIZERS[training.optimizer]:.3g} bytes each; "
+            + ("Dettmers et al. 2022" if "8bit" in training.optimizer else "Rajbhandari et al. 2020"),
+        ),
+    ]
+    if zero == 3 and replicas > 1:
+        # The layer at work and the one fetched ahead are whole; so are the gradients of the one at work.
+        lines.append(
+            Line(
+                "gathered layers",
+                weights.layer * (2 * size.parameter + gradient),
+                "FSDP: parameters of two layers and gradients of one are whole; Zhao et al. 2023, PyTorch FSDP",
+            )
+        )
+    return lines
+
+
+def _activations(training: Training, stage: int) -> list[Line]:
+    h, token, t = training.hidden, training.seq * training.micro_batch, training.tensor_parallel
+    e, divisor = PRECISIONS[training.precision].activation, t if training.is_sequence_parallel else 1
+    layer, held = layer_activations(training), held_microbatches(training, stage)
+    kept = {
+        "none": layer.kept,
+        "selective": layer.kept - layer.attention_core,
+        "full": layer.layer_input,
+    }[training.recomputation]
+    again = {"none": 0.0, "selective": layer.attention_core, "full": layer.kept}[training.recomputation]
+    count = _layers_of(training, stage)
+    lines = [
+        Line(
+            "activations",
+            kept * count * held,
+            f"{count} layers × {held:.4g} microbatches held; Korthikanti et al. 2022, table 2",
+        ),
+        Line("recomputed layer", again, "one layer's dropped activations while they are computed again"),
+    ]
+    if stage == 0 and training.architecture == "gpt":
+        lines.append(
+            Line("embedding dropout", token * h * held / divisor, "s·b·h·p; Korthikanti et al. 2022, section 4.3")
+        )
+    if stage == training.pipeline_parallel - 1:
+        lines.append(
+            Line(
+                "output layer and logits",
+                2 * e * token * h / divisor + FP32 * token * training.vocab / t,
+                "4·s·b·h + 4·s·b·v with fp32 logits; Korthikanti et al. 2022, section 4.3",
+            )
+        )
+    return lines
+
+
+def _communication(training: Training) -> float:
+    if training.gpus == 1:
+        return 0.0
+    degrees = (training.tensor_parallel, training.pipeline_parallel, training.data_parallel, training.expert_parallel)
+    groups = sum(degree > 1 for degree in degrees)
+    return groups * 2.0 * NCCL_CHANNELS * NCCL_BUFFER_BYTES
