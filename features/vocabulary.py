@@ -213,6 +213,11 @@ _COLUMNS: tuple[Column, ...] = (
     _c("array_job_id", STR, "Id of the array or heterogeneous job that the job is a part of"),
     _c("array_tasks", I32, "Tasks that a pending row of an array stands for; null for one job", "", 0, 10_000_000),
     _c("preempted_by", STR, "Job that took its place; null where nothing tells it"),
+    _c("elapsed_s", I64, "Time it ran, without suspensions; null until it ended", "s", 0, 3_155_760_000),
+    _c("steps", I32, "Steps that were started within it, batch script not counted", "steps", 0, 2_000_000_000),
+    _c("last_step_state", STR, "State of the step that ended last; of the batch script where there is no other"),
+    _c("last_step_exit_code", STR, "Exit code and signal of that step, as 0:9"),
+    _c("max_rss_bytes", I64, "Most resident memory of any task of its steps", "bytes", 0, 2**53),
     _c("priority", F64, "Priority of a pending job, the scheduler's own scale"),
     _c("priority_age", F64, "Part of the priority that waiting has earned"),
     _c("priority_fairshare", F64, "Part of the priority for what user and account have used less than their share"),
@@ -256,6 +261,20 @@ _COLUMNS: tuple[Column, ...] = (
     _c("q80_s", F64, "80 % quantile", "s", 0, None),
     _c("q90_s", F64, "90 % quantile", "s", 0, None),
     _c("q95_s", F64, "95 % quantile", "s", 0, None),
+    _c("quantity", STR, "What of demand is forecast: arrivals, asked_hours, in_demand"),
+    _c("unit", STR, "What it is counted in: jobs, gpus, cpus"),
+    _c("horizon_h", I32, "How far ahead, from the last full hour", "h", 1, 8_760),
+    _c("target_time", TIME, "End of the hour that is forecast"),
+    _c("q05", F64, "5 % quantile of the quantity", "", 0, None),
+    _c("q10", F64, "10 % quantile of the quantity", "", 0, None),
+    _c("q25", F64, "25 % quantile of the quantity", "", 0, None),
+    _c("q50", F64, "Point forecast of the quantity", "", 0, None),
+    _c("q75", F64, "75 % quantile of the quantity", "", 0, None),
+    _c("q80", F64, "80 % quantile of the quantity", "", 0, None),
+    _c("q90", F64, "90 % quantile of the quantity", "", 0, None),
+    _c("q95", F64, "95 % quantile of the quantity", "", 0, None),
+    _c("last_value", F64, "The quantity in the last full hour", "", 0, None),
+    _c("last_week_value", F64, "The quantity at the same hour of the newest week known", "", 0, None),
     _c("p_fail", F64, "Probability that the job ends badly", "ratio", 0, 1),
     _c("p_start_60s", F64, "Probability that the job starts within 1 minute", "ratio", 0, 1),
     _c("p_start_600s", F64, "Probability that the job starts within 10 minutes", "ratio", 0, 1),
@@ -300,7 +319,10 @@ JOB_COLUMNS = (
     "planned_start_time", "observed_at",
 )  # fmt: skip
 # What only some schedulers tell of a job; frames of jobs may lack these.
-JOB_EXTRAS = ("exit_code", "restarts", "array_job_id", "array_tasks", "preempted_by")
+JOB_EXTRAS = (
+    "exit_code", "restarts", "array_job_id", "array_tasks", "preempted_by", "elapsed_s", "steps", "last_step_state",
+    "last_step_exit_code", "max_rss_bytes",
+)  # fmt: skip
 # Counters and states of a GPU that change seldom: kept once a minute, apart from the samples.
 GPU_HEALTH = (
     "energy_total_j", "mem_copy_util_ratio", "encoder_util_ratio", "decoder_util_ratio", "sm_occupancy_ratio",
@@ -324,6 +346,7 @@ PORT_RATES = {
 PORT_STATES = ("speed_bytes_per_s", "link_downed_total", "is_link_up")
 QUANTILES = (0.05, 0.10, 0.25, 0.50, 0.75, 0.80, 0.90, 0.95)
 QUANTILE_COLUMNS = tuple(f"q{round(q * 100):02d}_s" for q in QUANTILES)
+DEMAND_QUANTILE_COLUMNS = tuple(f"q{round(q * 100):02d}" for q in QUANTILES)
 
 _FORECAST = ("generated_at", "valid_until", "data_age_s", "model_version")
 
@@ -453,6 +476,13 @@ _TABLES: tuple[Table, ...] = (
         "out_node_risks", "A forecast of faults for one node",
         (*_FORECAST, "cluster", "node", "p_1h", "p_24h", "p_7d", "reasons"),
         ("cluster", "node", "generated_at"), "generated_at", ("node", "generated_at"), "hints_days",
+    ),
+    Table(
+        "out_demand", "Demand that is foreseen for a queue, or for all queues together, at one hour ahead",
+        (*_FORECAST, "cluster", "queue", "quantity", "unit", "horizon_h", "target_time", *DEMAND_QUANTILE_COLUMNS,
+         "last_value", "last_week_value"),
+        ("cluster", "queue", "quantity", "horizon_h", "generated_at"), "generated_at", ("queue", "generated_at"),
+        "hints_days", ("queue",),
     ),
     Table(
         "out_hints", "A hint as it was published: bottleneck, window or plan",

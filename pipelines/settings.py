@@ -111,6 +111,12 @@ class Cluster(_Section):
     tick_s: Seconds = Field(15, description="Seconds between nowcast ticks.")
     exporter_interval_s: Seconds = Field(15, description="Interval at which exporters take samples, s.")
     jobs_period_s: Seconds = Field(30, description="Seconds between questions to the scheduler about live jobs.")
+    inference_queues: tuple[str, ...] = Field(
+        (), description="Queues of inference services: hours in which they need less become reclaimable windows."
+    )
+    reclaim_min_units: int = Field(
+        8, ge=1, description="A reclaimable window leaves this much free at least, GPUs (CPUs where there are none)."
+    )
     metrics: dict[str, MetricSettings] = Field(
         {},
         description='Own mappings of metrics, as { acme_celsius = { column = "gpu_temp_c" } }; see docs/metrics.md.',
@@ -169,6 +175,7 @@ class HintsSettings(_Section):
     window_ttl_ticks: float = Field(3, gt=0, description="Time to live of a backfill window, ticks.")
     job_ttl_s: Seconds = Field(600, description="Time to live of a job forecast, s.")
     node_risk_ttl_s: Seconds = Field(3600, description="Time to live of a node risk, s.")
+    demand_ttl_s: Seconds = Field(7200, description="Time to live of a demand forecast, made each hour, s.")
     consumer_period_s: float = Field(30, ge=0, description="Period at which the scheduler acts, s.")
     window_confidence: Probability = Field(0.9, description="Confidence at which windows are cut.")
     window_guard_s: float = Field(60, ge=0, description="Kept free at the end of a window when a job is fitted, s.")
