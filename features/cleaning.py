@@ -15,6 +15,7 @@ from features.cleaning_bounds import bounded, consistent, told_flags
 from features.cleaning_counters import counter_deltas, health_minutes
 from features.cleaning_energy import without_frozen_energy
 from features.cleaning_findings import QUALITY_SCHEMA, REASONS, quality
+from features.cleaning_gaps import count_gaps
 from features.cleaning_mig import merge_instances
 from features.cleaning_ports import PORT, port_rates
 from features.cleaning_rows import keyed, unique
@@ -50,8 +51,8 @@ def clean_gpu_samples(
 
     Args:
         frame: Any subset of the columns of `raw_gpu_samples`, keys among them; one row per GPU and time, or more.
-        now: When given, rows more than 5 minutes later than this are dropped, and nodes whose clocks are off are
-            counted.
+        now: When given, rows more than 5 minutes later than this are dropped, and nodes whose clocks are off and
+            samples that are missing are counted; None: the rows are of a past of which nothing more is known.
         history: Rows of `raw_gpu_samples` of some minutes before the frame. They only help to judge it: values that
             froze or counters that stuck before it began, boards that are new. None: the frame is judged by itself.
         earlier: Gives rows of `raw_gpu_samples` of five minutes before those for some GPUs, a frame of `cluster`,
@@ -71,7 +72,7 @@ def clean_gpu_samples(
     samples = _believable(frame, now, findings)
     past = None if history is None else _believable(history, None, [])
     before = None if earlier is None else lambda gpus: _believable(earlier(gpus), None, [])
-    return judged(samples, past, findings, earlier=before, revised=revised), quality(findings)
+    return judged(samples, past, findings, earlier=before, revised=revised, gaps=now is not None), quality(findings)
 
 
 def believable_gpu_samples(frame: pl.DataFrame, now: datetime | None = None) -> pl.DataFrame:
@@ -106,8 +107,10 @@ def clean_node_samples(frame: pl.DataFrame, now: datetime | None = None) -> tupl
     findings: list[pl.DataFrame] = []
     samples = keyed(samples, ("cluster", "node"), now, findings)
     samples = bounded(samples, NODE_QUANTITIES, findings)
-    samples = unique(samples, ("cluster", "node", "ts"), findings)
-    return samples.sort("node", "ts"), quality(findings)
+    samples = unique(samples, ("cluster", "node", "ts"), findings).sort("node", "ts")
+    if now is not None:
+        count_gaps(samples, ("cluster", "node"), findings)
+    return samples, quality(findings)
 
 
 def clean_health_samples(
@@ -165,4 +168,4 @@ def clean_port_samples(frame: pl.DataFrame, now: datetime | None = None) -> tupl
     samples = keyed(samples, PORT, now, findings)
     samples = bounded(told_flags(samples, findings), (*PORT_RATES, *PORT_STATES), findings)
     samples = unique(samples, (*PORT, "ts"), findings)
-    return port_rates(samples, findings).sort("node", "device", "port", "ts"), quality(findings)
+    return port_rates(samples, findings, gaps=now is not None).sort("node", "device", "port", "ts"), quality(findings)

@@ -33,6 +33,7 @@ REASONS: dict[str, str] = {
     "stuck": "Profiling counters at 0 while utilisation or power say that the GPU works.",
     "frozen": "No quantity changed at all for minutes of work: old values are served again.",
     "first_of_rate": "The 0 that begins a rate made of counters: there was nothing to compare with yet.",
+    "gap": "Samples that are missing between those that a series has, or behind its last, by its usual step.",
     "partial": "The source warned that its answer is not whole.",
     "no_samples": "The window has no sample at all.",
 }

@@ -13,6 +13,7 @@ import polars as pl
 from features.cleaning_bounds import bounded
 from features.cleaning_counters import counter_deltas
 from features.cleaning_findings import count, without
+from features.cleaning_gaps import count_gaps
 from features.vocabulary import PORT_KEYS, PORT_RATES, PORT_STATES
 
 PORT = ("cluster", "node", "device", "port")
@@ -25,12 +26,13 @@ _DATA_RATES = ("tx_bytes_per_s", "rx_bytes_per_s")
 _DIP = 0.1
 
 
-def port_rates(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.DataFrame:
+def port_rates(samples: pl.DataFrame, findings: list[pl.DataFrame], *, gaps: bool = False) -> pl.DataFrame:
     """Rates over the interval that ends at each sample.
 
     Args:
         samples: Rows of `raw_port_samples`, one a port and time, counters bounded.
         findings: Takes what was wrong.
+        gaps: Whether samples that are missing are counted.
 
     Returns:
         Rows of `core_port_samples`, sorted by port and time. The first sample of a port has no rates, nor has one
@@ -39,6 +41,8 @@ def port_rates(samples: pl.DataFrame, findings: list[pl.DataFrame]) -> pl.DataFr
         before.
     """
     samples = samples.sort(*PORT, "ts")
+    if gaps:
+        count_gaps(samples, PORT, findings)
     late = _late(samples)
     if late.any():
         findings.append(count(samples.filter(late), "ts", "late_reading"))

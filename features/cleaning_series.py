@@ -13,6 +13,7 @@ from datetime import timedelta
 import polars as pl
 
 from features.cleaning_findings import count, without
+from features.cleaning_gaps import count_gaps
 from features.vocabulary import GPU_KEYS, GPU_QUANTITIES
 
 # Samples of one condition in a row, and the time that they cover, before it is called one: a minute, and five of frozen
@@ -45,6 +46,7 @@ def judged(
     *,
     earlier: Earlier | None = None,
     revised: list[pl.DataFrame] | None = None,
+    gaps: bool = False,
 ) -> pl.DataFrame:
     """Samples without the values that their course refutes.
 
@@ -56,6 +58,7 @@ def judged(
         earlier: Gives rows of `EARLIER` before the history for some GPUs (`cluster`, `node`, `gpu_uuid`); asked only
             for those whose values rest from the first row on.
         revised: Takes the keys of rows of the history, and earlier, that are found frozen now.
+        gaps: Whether samples that are missing are counted.
 
     Returns:
         The samples, sorted by GPU and time.
@@ -74,6 +77,8 @@ def judged(
         rows = judge(rows, starts, found)
     new = _new(rows, starts) if history is not None else pl.Series([False])
     rows = _first_of_rate(rows, starts, new, found)
+    if gaps:
+        count_gaps(rows, starts, found)
     findings += found
     return rows.filter(~pl.col("_is_past")).drop("_is_past")
 

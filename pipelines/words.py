@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from features.cleaning import REASONS
 
 # What a reason counts, where it is not values.
-_ROWS = {"no_key", "bad_time", "clock_skew", "duplicate", "several_jobs"}
+_ROWS = {"no_key", "bad_time", "clock_skew", "duplicate", "several_jobs", "late_reading", "gap"}
 _OF_JOBS = {
     "no_submit_time": "no submission time; left out",
     "pending_with_start": "pending, yet with a start time; without it now",
