@@ -45,11 +45,14 @@ def count_gaps(rows: pl.DataFrame, keys: Sequence[str] | pl.Series, findings: li
     usual = step.quantile(_SHORT)
     if usual is None:
         return
-    # What is missing before the frame has been counted with the frame before.
-    counted_ms = ts.filter(is_past).max()
+    # What was late by the end of the frame before has been counted with it.
+    counted_ms = ts.filter(is_past & (ends | ~is_past.shift(-1, fill_value=False))).quantile(0.5, "higher")
     reached = pl.DataFrame({"ts": ts, "before": ts.shift()})
     if counted_ms is not None:
-        reached = reached.select(pl.max_horizontal(name, pl.lit(counted_ms)).alias(name) for name in ("ts", "before"))
+        reached = reached.select(
+            pl.when(counted_ms - pl.col(name) > _LATE * usual).then(int(counted_ms)).otherwise(name).alias(name)
+            for name in ("ts", "before")
+        )
     # The end that most series share: a clock that leads makes nobody late.
     end = ts.filter(ends).quantile(0.5, "higher")
     nothing = pl.Series([None], dtype=pl.Int64)

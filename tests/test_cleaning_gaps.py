@@ -55,6 +55,13 @@ def test_what_is_missing_over_an_edge_is_counted_once() -> None:
     near = first.filter(pl.col("ts") >= edge - timedelta(seconds=120))
     assert gaps(first) == [("ts", 6, "a/n-C/C")]
     assert gaps(second, history=near) == [("ts", 5, "a/n-C/C")]
+    # One that is missing at the very edge is not yet late by the end of the first.
+    edgy = pl.concat(
+        [series("A", range(40), offset_s=-0.05), series("B", range(40)), series("C", [*range(20), *range(21, 40)])]
+    )
+    before, after = edgy.filter(pl.col("ts") < edge), edgy.filter(pl.col("ts") >= edge)
+    counted = gaps(before), gaps(after, history=before.filter(pl.col("ts") >= edge - timedelta(seconds=60)))
+    assert counted == ([], [("ts", 1, "a/n-C/C")])
     # Gone for good: at first only.
     gone = second.filter(pl.col("gpu_uuid") != "C")
     assert gaps(gone, history=near) == []
