@@ -236,6 +236,18 @@ def publish(cluster: str | None) -> None:
     publish_once(_settings(), cluster)
 
 
+@cli.command(epilog=_example("weatherglass demand", "weatherglass demand --cluster prod"))
+@_cluster
+def demand(cluster: str | None) -> None:
+    """Show how many jobs and GPUs will be asked for.
+
+    By queue, an hour to two weeks ahead, with the hours in which inference queues leave GPUs free.
+    """
+    from pipelines.demand import print_demand
+
+    print_demand(_settings(), cluster)
+
+
 @cli.command(epilog=_example("weatherglass retrain", "weatherglass retrain --cluster prod --task runtime"))
 @_cluster
 @click.option("--task", "tasks", type=click.Choice(TASKS), multiple=True, help="Only this task (repeatable).")
@@ -315,6 +327,48 @@ def estimate_memory(gpu_memory: str | None, as_json: bool, **asked: Any) -> None
     except MemoryInputError as error:
         raise click.UsageError(str(error)) from None
     raise SystemExit(0 if print_estimate(training, capacity_bytes, as_json=as_json) else 1)
+
+
+@cli.command(
+    "checkpoint-advice",
+    epilog=_example("weatherglass checkpoint-advice --gpus 1024 --checkpoint-s 60 --cluster prod --runtime 7d"),
+)
+@click.option("--gpus", type=click.IntRange(1, 10_000_000), required=True, help="GPUs of the job.")
+@click.option("--checkpoint-s", type=click.FloatRange(0.001, 1e6), required=True, help="Seconds a checkpoint stops it.")
+@click.option(
+    "--restart-s", type=click.FloatRange(0, 1e6), default=300, show_default=True, help="Seconds from failure to work."
+)
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Default: as the inventory has it, else 8.")
+@click.option("--runtime", type=_Length(), metavar="TIME", help="Length of a run, as 7d: what it is expected to lose.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_cluster
+def checkpoint_advice(
+    gpus: int,
+    checkpoint_s: float,
+    restart_s: float,
+    gpus_per_node: int | None,
+    runtime: timedelta | None,
+    as_json: bool,
+    cluster: str | None,
+) -> None:
+    """Advise how often to write checkpoints.
+
+    By Daly's and Young's rules, from the hardware failures that jobs of the size have met on the cluster; without
+    clusters in the settings, from published rates.
+    """
+    from pipelines.checkpoint_report import advise_checkpoints
+
+    advise_checkpoints(
+        _settings(),
+        cluster,
+        datetime.now(UTC),
+        gpus=gpus,
+        checkpoint_s=checkpoint_s,
+        restart_s=restart_s,
+        gpus_per_node=gpus_per_node,
+        runtime=runtime,
+        as_json=as_json,
+    )
 
 
 @cli.command(epilog=_example("weatherglass maintain"))

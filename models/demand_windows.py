@@ -28,11 +28,12 @@ class Ahead:
 
     Attributes:
         q90: 90 % quantile of demand at the end of each coming hour, shape (hours,).
-        held: Whether past forecasts of the same kind held at that lead, shape (past origins, hours).
+        excess: By how much demand passed the 90 % quantile of past forecasts at that lead, in units, negative where it
+            stayed under it, shape (past origins, hours).
     """
 
     q90: Floats
-    held: NDArray[np.bool_]
+    excess: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class ReclaimableWindow:
         start: Its start, UTC.
         end: Its end, UTC.
         units: Units free throughout: capacity less the highest 90 % quantile, rounded down.
-        confidence: Share of past origins whose demand stayed under its 90 % quantile in all hours at these leads.
+        confidence: Share of past origins whose demand, had it missed the forecast by as much as it did then, would have
+            left the units free in every hour of the window.
     """
 
     start: datetime
@@ -69,14 +71,14 @@ def look_ahead(values: Floats, hours: int = 72) -> Ahead:
         raise DemandError(f"{count} h of history; {hours + MIN_HOURS} h at least are needed to look {hours} h ahead")
     levels = Levels(values)
     q90 = np.empty(hours)
-    held = np.empty((last + 1 - first, hours), dtype=bool)
+    excess = np.empty((last + 1 - first, hours))
     for hour in range(1, hours + 1):
         said, came = experts(levels, hour), actuals(values, hour)
         choice = choose_at(said, came, count, hour)
         assert choice is not None  # as many outcomes are known as were asked for above
         q90[hour - 1] = choice.quantiles(said[-1:])[0, _HIGH]
-        held[:, hour - 1] = came[first : last + 1] <= choice.quantiles(said[first : last + 1])[:, _HIGH] + 1e-9
-    return Ahead(q90, held)
+        excess[:, hour - 1] = came[first : last + 1] - choice.quantiles(said[first : last + 1])[:, _HIGH]
+    return Ahead(q90, excess)
 
 
 def reclaimable_windows(
@@ -96,23 +98,21 @@ def reclaimable_windows(
     """
     free = capacity - ahead.q90
     found: list[ReclaimableWindow] = []
-    hours = len(free)
     first = 0
-    while first < hours:
-        if np.floor(free[first] + 1e-9) < min_units:
-            first += 1
-            continue
-        kept = ahead.held[:, first]
-        if kept.mean() < min_confidence:
-            first += 1
-            continue
-        last = first + 1
-        while last < hours and np.floor(free[last] + 1e-9) >= min_units:
-            longer = kept & ahead.held[:, last]
-            if longer.mean() < min_confidence:
+    while first < len(free):
+        best = None
+        for last in range(first + 1, len(free) + 1):
+            units = int(np.floor(free[first:last].min() + 1e-9))
+            if units < min_units:
                 break
-            kept, last = longer, last + 1
-        units = int(np.floor(free[first:last].min() + 1e-9))
-        found.append(ReclaimableWindow(now + first * HOUR, now + last * HOUR, units, float(kept.mean())))
-        first = last
+            slack = free[first:last] - units  # of each hour, beside the units that are promised
+            confidence = float(np.all(ahead.excess[:, first:last] <= slack + 1e-9, axis=1).mean())
+            if confidence < min_confidence:
+                break
+            best = ReclaimableWindow(now + first * HOUR, now + last * HOUR, units, confidence)
+        if best is None:
+            first += 1
+            continue
+        found.append(best)
+        first = int((best.end - now) / HOUR)
     return found

@@ -188,12 +188,12 @@ def ingest_once(settings: Settings, cluster: str | None, since: timedelta | None
 
 
 def publish_once(settings: Settings, cluster: str | None) -> None:
-    """Forecast all jobs and nodes, publish, and load the journal of hints.
+    """Forecast all jobs, nodes and the demand, publish, and load the journal of hints.
 
     Raises:
         CommandError: Something could not be published; the rest was.
     """
-    from pipelines.steps import publish_cluster
+    from pipelines.steps import publish_cluster, publish_demand_of
 
     errors = []
     with open_store(settings) as store:
@@ -202,7 +202,12 @@ def publish_once(settings: Settings, cluster: str | None) -> None:
             print(f"{name}: {published_in_words(jobs, nodes, hints)}")
             for task, version in sorted({**(jobs.model_versions or {}), **(nodes.model_versions or {})}.items()):
                 print(f"  {task}: {version}")
-            errors += [with_name(name, found.error) for found in (jobs, nodes, hints) if found.error]
+            demand = publish_demand_of(store, settings, name, datetime.now(UTC))
+            if demand.rows is not None:
+                print(
+                    f"  {counted(demand.rows, 'forecast')} of demand, {counted(demand.windows, 'reclaimable window')}"
+                )
+            errors += [with_name(name, found.error) for found in (jobs, nodes, hints, demand) if found.error]
     _fail(errors)
 
 

@@ -5,6 +5,7 @@ Here everything is put together and nothing is done. Tests build it with setting
 
 import dagster as dg
 
+from pipelines.assets.demand import publish_out_demand
 from pipelines.assets.derived import DERIVED
 from pipelines.assets.ingest import ingest_jobs, ingest_samples, ingest_scheduler
 from pipelines.assets.published import NOWCAST, PUBLISHED
@@ -27,7 +28,17 @@ def build_definitions(config_path: str = "") -> dg.Definitions:
     """
     settings = load_settings(config_path or None)
     return dg.Definitions(
-        assets=[ingest_jobs, ingest_samples, ingest_scheduler, *DERIVED, *MODELS, out_scores, *PUBLISHED, NOWCAST],
+        assets=[
+            ingest_jobs,
+            ingest_samples,
+            ingest_scheduler,
+            *DERIVED,
+            *MODELS,
+            out_scores,
+            *PUBLISHED,
+            publish_out_demand,
+            NOWCAST,
+        ],
         asset_checks=CHECKS,
         jobs=JOBS,
         schedules=build_schedules(settings.training.hour_utc),

@@ -15,7 +15,7 @@ from pipelines.ingest import Window, write_window
 from pipelines.settings import Settings
 from pipelines.sources import Fetched, gpu_frame, node_frame
 from pipelines.spans import TELEMETRY_MARK, floor_time, split
-from pipelines.steps import ingest_cluster, ingest_jobs_of, publish_cluster
+from pipelines.steps import ingest_cluster, ingest_jobs_of, publish_cluster, publish_demand_of
 from pipelines.store import Store
 
 _PIECE = timedelta(hours=1)
@@ -41,6 +41,7 @@ def load_history(store: Store, settings: Settings, cluster: str, folder: Path, n
     # Jobs first: forecasts of jobs and windows need nothing else.
     ingest_jobs_of(store, settings, cluster, now)
     publish_cluster(store, settings, cluster, now)
+    publish_demand_of(store, settings, cluster, now)
     _load_faults(store, cluster, folder)
     gpu = pl.read_parquet(folder / "telemetry.parquet").sort("ts")
     node = pl.read_parquet(folder / "node.parquet").sort("ts")

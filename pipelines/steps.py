@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
+from pipelines.demand import DemandPublished, publish_demand
 from pipelines.derive import Derived, derive_hours, derive_minutes
 from pipelines.faults import derive_faults
 from pipelines.gpu_jobs import derive_gpu_jobs
@@ -198,6 +199,13 @@ def publish_nodes_of(store: Store, settings: Settings, cluster: str, now: dateti
     work = lambda: publish_node_risks(store, settings, cluster, now)  # noqa: E731 (named for the call below)
     found, error = _guarded(cluster, "publishing node risks", work)
     return found or Published(cluster, error=error)
+
+
+def publish_demand_of(store: Store, settings: Settings, cluster: str, now: datetime) -> DemandPublished:
+    """Demand forecasts of one cluster, where those of this hour are not made yet."""
+    work = lambda: publish_demand(store, settings, cluster, now)  # noqa: E731 (named for the call below)
+    found, error = _guarded(cluster, "publishing demand forecasts", work)
+    return found or DemandPublished(cluster, error=error)
 
 
 def load_hints_of(store: Store, settings: Settings, cluster: str, now: datetime) -> Published:

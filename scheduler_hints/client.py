@@ -135,7 +135,7 @@ class HintsClient:
         """Hints of one kind.
 
         Args:
-            kind: `bottlenecks`, `backfill-windows`, `node-risks`, `jobs` or `reservation-plans`.
+            kind: `bottlenecks`, `backfill-windows`, `node-risks`, `jobs`, `reservation-plans` or `demand`.
             parameters: Query parameters of that route; None leaves one out. `class` is given as `class_`.
 
         Returns:
@@ -164,6 +164,9 @@ class HintsClient:
 
     def reservation_plans(self, **parameters: Any) -> Answer:
         return self.get("reservation-plans", **parameters)
+
+    def demand(self, **parameters: Any) -> Answer:
+        return self.get("demand", **parameters)
 
     def job(self, cluster: str, job_id: str) -> Answer:
         """The forecast of one job: one item, or a fresh answer without items when the API knows no such job.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scheduler_hints.schema import Bottleneck, JobForecast, NodeRisk, Window
+from scheduler_hints.schema import Bottleneck, DemandForecast, JobForecast, NodeRisk, Window
 from scheduler_hints.shards import Row
 
 _RISKS = {"1h": "p_1h", "24h": "p_24h", "7d": "p_7d"}
@@ -72,6 +72,17 @@ def _job(values: dict[str, Any]) -> Callable[[JobForecast], bool]:
     return lambda item: state is None or item.state.upper() == state
 
 
+def _demand(values: dict[str, Any]) -> Callable[[DemandForecast], bool]:
+    queue, quantity, horizon_h = values.get("queue"), values.get("quantity"), values.get("horizon_h")
+
+    def passes(item: DemandForecast) -> bool:
+        if queue is not None and item.queue != (None if queue == "*" else queue):
+            return False
+        return quantity in (None, item.quantity) and horizon_h in (None, item.horizon_h)
+
+    return passes
+
+
 def _everything(values: dict[str, Any]) -> Callable[[Any], bool]:
     del values
     return lambda _: True
@@ -83,6 +94,7 @@ _FILTERS: dict[str, Callable[[dict[str, Any]], Callable[[Any], bool]]] = {
     "node-risks": _node_risk,
     "jobs": _job,
     "reservation-plans": _everything,
+    "demand": _demand,
 }
 
 

@@ -29,10 +29,12 @@ from scheduler_hints.queries import PARAMETERS, Parameter
 from scheduler_hints.schema import (
     SHAPES,
     Bottleneck,
+    DemandForecast,
     ErrorBody,
     JobForecast,
     NodeRisk,
     Quantiles,
+    Reclaimable,
     ReservationPlan,
     Window,
 )
@@ -45,6 +47,7 @@ _SUMMARIES = {
     "node-risks": "Probability that nodes have a hardware fault",
     "jobs": "Forecasts of pending and running jobs",
     "reservation-plans": "What to hold for which job, and why",
+    "demand": "Arrivals and GPUs asked for by queue, an hour to two weeks ahead",
 }
 _AT = datetime(2026, 3, 14, 3, 12, tzinfo=UTC)
 _LATER = datetime(2026, 3, 14, 5, 12, tzinfo=UTC)
@@ -68,6 +71,10 @@ _ITEMS: dict[str, Any] = {
         "plan-4711", "alpha", "4711", "ada", None, ["n3", "n4"], _AT, _LATER, ["n7 is about to throttle"],
         "the job starts on cool nodes", 28800,
     ),
+    "demand": DemandForecast(
+        "alpha", "serve", "in_demand", "gpus", 24, _LATER, 21, 24, 30, 38, 45, 47, 52, 58, 40, 36,
+        [Reclaimable(_AT, _LATER, 12, 0.87)], "demand-experts-1/pool", _AT,
+    ),
 }  # fmt: skip
 _LIST_TYPES = {
     "bottlenecks": ListAnswer[Bottleneck],
@@ -75,6 +82,7 @@ _LIST_TYPES = {
     "node-risks": ListAnswer[NodeRisk],
     "jobs": ListAnswer[JobForecast],
     "reservation-plans": ListAnswer[ReservationPlan],
+    "demand": ListAnswer[DemandForecast],
 }
 _FACTS: dict[str, Any] = {
     "version": 42, "versions": {"alpha": 42}, "generated_at": _AT, "stale_shards": [], "actionable_horizon_s": 60.0,
@@ -163,7 +171,10 @@ def document() -> bytes:
         MemoryRequest, MemoryEstimate,
     ]  # fmt: skip
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    _mark_times(components, [*_LIST_TYPES.values(), *SHAPES.values(), JobAnswer, Status, KindStatus, RuntimeForecasts])
+    _mark_times(
+        components,
+        [*_LIST_TYPES.values(), *SHAPES.values(), Reclaimable, JobAnswer, Status, KindStatus, RuntimeForecasts],
+    )
     names = ["job", "status", "forecasts", "request", "error", "alive", "ready", "memory_request", "memory"]
     of = dict(zip([*_LIST_TYPES, *names], schemas, strict=True))
     paths: dict[str, Any] = {}

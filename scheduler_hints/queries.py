@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from urllib.parse import unquote_to_bytes
 
 from scheduler_hints.errors import BadRequestError, QueryTooLongError
-from scheduler_hints.schema import HORIZONS_S, BottleneckClass, Scope
+from scheduler_hints.schema import DEMAND_HORIZONS_H, HORIZONS_S, BottleneckClass, DemandQuantity, Scope
 
 MAX_QUERY_BYTES = 2048
 MAX_VALUE_CHARS = 256
@@ -138,6 +138,15 @@ PARAMETERS: dict[str, tuple[Parameter, ...]] = {
         _P("state", "string", "Only jobs in this state.", "PENDING", STATES),
     ),
     "reservation-plans": (CLUSTER,),
+    "demand": (
+        CLUSTER,
+        _P("queue", "string", "Only this queue; `*`: only all queues together.", "train"),
+        _P("quantity", "string", "Only this quantity.", "in_demand", get_args(DemandQuantity)),
+        _P(
+            "horizon_h", "integer", "Only the forecast so many hours ahead.", "24",
+            tuple(str(horizon) for horizon in DEMAND_HORIZONS_H),
+        ),
+    ),
 }  # fmt: skip
 
 Values = dict[str, str | int | float]

@@ -14,9 +14,11 @@ import msgspec
 BottleneckClass = Literal["thermal_throttle", "nvlink_saturation", "memory_exhaustion"]
 Scope = Literal["gpu", "link", "node", "rack", "pod", "queue"]
 Action = Literal["reserve", "retry_elsewhere", "throttle", "drain_after_job", "none"]
-Kind = Literal["bottlenecks", "backfill-windows", "node-risks", "jobs", "reservation-plans"]
-KINDS: tuple[Kind, ...] = ("bottlenecks", "backfill-windows", "node-risks", "jobs", "reservation-plans")
+Kind = Literal["bottlenecks", "backfill-windows", "node-risks", "jobs", "reservation-plans", "demand"]
+KINDS: tuple[Kind, ...] = ("bottlenecks", "backfill-windows", "node-risks", "jobs", "reservation-plans", "demand")
 HORIZONS_S: tuple[int, ...] = (30, 60, 90, 120)
+DemandQuantity = Literal["arrivals", "asked_hours", "in_demand"]
+DEMAND_HORIZONS_H: tuple[int, ...] = (1, 3, 6, 12, 24, 48, 72, 168, 336)
 
 
 class Bottleneck(msgspec.Struct, frozen=True):
@@ -132,6 +134,47 @@ class ReservationPlan(msgspec.Struct, frozen=True):
     cost_if_wrong_gpu_s: float
 
 
+class Reclaimable(msgspec.Struct, frozen=True):
+    """Hours in which an inference queue leaves `units` free of the most it needed in four weeks.
+
+    `confidence` is the share of past forecasts at the same leads that held in every hour of such a window.
+    """
+
+    start: datetime
+    end: datetime
+    units: int
+    confidence: float
+
+
+class DemandForecast(msgspec.Struct, frozen=True):
+    """What is foreseen of one quantity of one queue at `target_time`. `queue` null: all queues together.
+
+    `arrivals`: jobs submitted within the hour that ends then. `asked_hours`: units × time limit of those jobs.
+    `in_demand`: units of the jobs that run or pend then. `q05` to `q95` never cross; `q50` is the point forecast.
+    `reclaimable`: windows of an inference queue that begin within the horizon; empty for other queues and quantities.
+    """
+
+    cluster: str
+    queue: str | None
+    quantity: DemandQuantity
+    unit: str
+    horizon_h: int
+    target_time: datetime
+    q05: float
+    q10: float
+    q25: float
+    q50: float
+    q75: float
+    q80: float
+    q90: float
+    q95: float
+    last_value: float
+    last_week_value: float
+    reclaimable: list[Reclaimable]
+    model_version: str
+    generated_at: datetime
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything of one kind that one writer last published for one cluster: one file, replaced atomically.
 
@@ -174,4 +217,5 @@ SHAPES: dict[str, type[msgspec.Struct]] = {
     "node-risks": NodeRisk,
     "jobs": JobForecast,
     "reservation-plans": ReservationPlan,
+    "demand": DemandForecast,
 }

@@ -30,7 +30,7 @@ Key = tuple[str, str]
 """Cluster and kind."""
 Condition = Literal["fresh", "expired", "missing", "unreadable", "impossible"]
 
-OF_A_SCHEDULER = ("backfill-windows", "reservation-plans")
+OF_A_SCHEDULER = ("backfill-windows", "reservation-plans", "demand")
 """Kinds that nobody can publish for a cluster without a scheduler."""
 
 _NOWCAST_PROBLEMS = {

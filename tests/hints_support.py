@@ -18,7 +18,16 @@ from typing import Any
 
 import httpx
 
-from scheduler_hints.schema import Bottleneck, JobForecast, NodeRisk, Quantiles, ReservationPlan, Window
+from scheduler_hints.schema import (
+    Bottleneck,
+    DemandForecast,
+    JobForecast,
+    NodeRisk,
+    Quantiles,
+    Reclaimable,
+    ReservationPlan,
+    Window,
+)
 from scheduler_hints.snapshot import Publisher
 
 ROOT = Path(__file__).parent.parent
@@ -73,13 +82,24 @@ def plan(name: str = "p1", **changes: Any) -> ReservationPlan:
     return ReservationPlan(**(fields | changes))
 
 
+def demand(queue: str | None = "train", **changes: Any) -> DemandForecast:
+    fields: dict[str, Any] = {
+        "cluster": "alpha", "queue": queue, "quantity": "in_demand", "unit": "gpus", "horizon_h": 24,
+        "target_time": AT, "q05": 1.0, "q10": 2.0, "q25": 3.0, "q50": 4.0, "q75": 5.0, "q80": 6.0, "q90": 7.0,
+        "q95": 8.0, "last_value": 4.0, "last_week_value": 3.0,
+        "reclaimable": [Reclaimable(AT, AT + timedelta(hours=5), 8, 0.9)], "model_version": "m1",
+        "generated_at": datetime.now(UTC),
+    }  # fmt: skip
+    return DemandForecast(**(fields | changes))
+
+
 def publish(root: Path, cluster: str = "alpha", *, ttl_s: float = 60.0, **kinds: Any) -> Publisher:
     """Publish the kinds given (underscores for hyphens); each of them has one hint by default."""
     publisher = Publisher(root, cluster)
     whole = {
         "bottlenecks": [bottleneck(cluster=cluster)], "backfill_windows": [window(cluster=cluster)],
         "node_risks": [risk(cluster=cluster)], "jobs": [job(cluster=cluster)],
-        "reservation_plans": [plan(cluster=cluster)],
+        "reservation_plans": [plan(cluster=cluster)], "demand": [demand(cluster=cluster)],
     }  # fmt: skip
     for kind, items in (kinds or whole).items():
         again(publisher, kind, items, ttl_s=ttl_s)

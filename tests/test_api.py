@@ -751,12 +751,12 @@ def test_ready_once_something_is_fresh_and_says_why_not_before(tmp_path: Path) -
     clock = Clock()
     app = make(tmp_path, clock=clock)
     found = error(ask(app, "/readyz"), 503, "not_ready")
-    assert found["message"].startswith("no shard is fresh (5 missing): ")
+    assert found["message"].startswith("no shard is fresh (6 missing): ")
     assert "is the nowcast running?" in found["message"]
     assert ask(app, "/healthz").json() == {"status": "ok"}
     publish(tmp_path, bottlenecks=[], ttl_s=30)
     app.store.refresh()
-    assert ask(app, "/readyz").json() == {"status": "ready", "fresh_shards": 1, "stale_shards": {"missing": 4}}
+    assert ask(app, "/readyz").json() == {"status": "ready", "fresh_shards": 1, "stale_shards": {"missing": 5}}
     clock.ahead_s = 31
     assert "1 expired" in error(ask(app, "/readyz"), 503, "not_ready")["message"]
 
@@ -768,14 +768,14 @@ def test_what_only_a_scheduler_gives_is_not_awaited_where_there_is_none(tmp_path
     store = ShardStore(tmp_path, ["alpha", "beta"], without_scheduler=["alpha"], clock=clock)
     app = create_app(tmp_path, ["alpha", "beta"], store=store)
     store.refresh()
-    # Four of beta's five kinds are missing; of alpha's, none that could be there.
-    assert ask(app, "/readyz").json() == {"status": "ready", "fresh_shards": 4, "stale_shards": {"missing": 4}}
+    # Five of beta's six kinds are missing; of alpha's, none that could be there.
+    assert ask(app, "/readyz").json() == {"status": "ready", "fresh_shards": 4, "stale_shards": {"missing": 5}}
     fresh = _metrics(app)["weatherglass_hints_fresh"]
     of_alpha = {one.labels["kind"]: one.value for one in fresh if one.labels["cluster"] == "alpha"}
     assert of_alpha == {"bottlenecks": 1.0, "node-risks": 1.0, "jobs": 1.0}
-    assert len([one for one in fresh if one.labels["cluster"] == "beta"]) == 5
+    assert len([one for one in fresh if one.labels["cluster"] == "beta"]) == 6
     kinds = ask(app, "/v1/status").json()["clusters"]["alpha"]["kinds"]
-    for kind in ("backfill-windows", "reservation-plans"):
+    for kind in ("backfill-windows", "reservation-plans", "demand"):
         assert kinds[kind]["reason"] == "no scheduler is configured"
         said = error(ask(app, f"/v1/{kind}", "cluster=alpha"), 503, "stale")["message"]
         assert said == f"no fresh {kind}; alpha: no scheduler is configured. Go on as without hints"
@@ -887,7 +887,7 @@ def test_metrics_show_health_freshness_and_active_hints_without_a_job_label(tmp_
     assert counts == {("/v1/bottlenecks", "200"): 1, ("/v1/bottlenecks", "400"): 1}
     fresh = {one.labels["kind"]: one.value for one in found["weatherglass_hints_fresh"]}
     assert fresh == {
-        "bottlenecks": 1, "backfill-windows": 1, "node-risks": 1, "jobs": 1, "reservation-plans": 0,
+        "bottlenecks": 1, "backfill-windows": 1, "node-risks": 1, "jobs": 1, "reservation-plans": 0, "demand": 0,
     }  # fmt: skip
     assert found["process_resident_memory_bytes"]
     for name, samples in found.items():

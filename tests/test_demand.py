@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import get_args
 
+import msgspec
 import numpy as np
 import polars as pl
 import pytest
 
-from features.demand import hourly_demand
+from features.demand import QUANTITIES, hourly_demand
 from features.vocabulary import QUANTILES
-from models.demand import DemandError, choose, forecast, pinball
+from models.demand import HORIZONS_H, VERSION, DemandError, choose, forecast, pinball
 from models.demand_backtest import ratio, scores, walk
 from models.demand_experts import BASELINES, EXPERTS, Levels, actuals, experts
+from models.demand_live import forecast_demand
+from models.demand_windows import Ahead, look_ahead, reclaimable_windows
+from pipelines.demand import demand_lines
+from pipelines.settings import parse_settings
+from pipelines.steps import publish_demand_of
+from scheduler_hints.api import create_app
+from scheduler_hints.schema import DEMAND_HORIZONS_H, DemandForecast, DemandQuantity
+from scheduler_hints.snapshot import read_snapshot, snapshot_path
+from tests.hints_support import ask, demand, publish
+from tests.pipelines_world import START, job
+from tests.pipelines_world import jobs_frame as core_jobs
+from tests.store_child import open_store
 
 T0 = datetime(2026, 3, 2, tzinfo=UTC)
 
@@ -196,3 +211,104 @@ def test_pinball_by_hand() -> None:
     flat = np.full((1, len(QUANTILES)), 10.0)
     levels = np.array(QUANTILES)
     assert pinball(flat, np.array([12.0]))[0] == pytest.approx(2 * levels.mean())
+
+
+# --- troughs ----------------------------------------------------------------------------------------------------------
+
+
+def test_troughs_become_windows() -> None:
+    q90 = np.array([30.0, 10, 12, 40, 39, 9, 9.5])
+    excess = np.full((40, 7), -1.0)
+    excess[:8, 0] = 0.5  # the hour that bounds the promise
+    excess[8:12, 1] = 15  # this hour has 20 to spare
+    excess[:4, 6] = 9
+    ahead = Ahead(q90, excess)
+    found = reclaimable_windows(ahead, T0, 40, min_units=8)
+    assert [(w.start, w.end, w.units) for w in found] == [(T0, at(3), 10), (at(5), at(7), 30)]
+    assert [w.confidence for w in found] == [0.8, 0.9]
+    cut = reclaimable_windows(ahead, T0, 40, min_units=8, min_confidence=0.95)
+    assert [(w.start, w.end) for w in cut] == [(at(2), at(3)), (at(5), at(6))]
+    assert reclaimable_windows(ahead, T0, 9, min_units=1) == []
+
+
+def test_nights_of_a_service_are_found_and_held_back_when_history_is_short() -> None:
+    rng = np.random.default_rng(2)
+    hour = np.arange(9 * 168)
+    serving = np.where(hour % 24 < 8, 16.0, 64.0) + rng.integers(0, 3, len(hour))
+    ahead = look_ahead(serving, 48)
+    found = reclaimable_windows(ahead, T0 + timedelta(hours=len(hour)), serving[-672:].max(), min_units=40)
+    assert [(w.start.hour, w.end.hour) for w in found] == [(0, 8), (0, 8)]  # 8 marks: ends of hours 0 to 7
+    assert all(40 <= w.units <= 50 and w.confidence >= 0.5 for w in found)
+    with pytest.raises(DemandError, match="to look 48 h ahead"):
+        look_ahead(serving[:60], 48)
+
+
+# --- a cluster --------------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_is_forecast_by_queue() -> None:
+    jobs = random_jobs()
+    found = forecast_demand(jobs, at(480), inference_queues=["a", "nowhere"], horizons_h=(1, 24))
+    assert found.rows["queue"].unique().sort(nulls_last=True).to_list() == ["a", "b", "nowhere", None]
+    assert set(found.rows["quantity"]) == {"arrivals", "asked_hours", "in_demand"}
+    assert found.rows.filter(pl.col("quantity") == "arrivals")["unit"].unique().to_list() == ["jobs"]
+    assert found.rows["target_time"].unique().sort().to_list() == [at(481), at(504)]
+    assert set(found.windows) == {"a", "nowhere"}
+    early = forecast_demand(jobs.filter(pl.col("submit_time") < at(10)), at(10))
+    assert early.rows.is_empty()
+    assert "of history" in early.short["all queues"]
+    assert forecast_demand(jobs.clear(), at(10)).rows.is_empty()
+
+
+def test_published_once_an_hour_kept_and_printed(tmp_path: Path) -> None:
+    settings = parse_settings(
+        {"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {"inference_queues": ["batch"]}}}, {}
+    )
+    rng = np.random.default_rng(4)
+    rows = []
+    for i in range(24 * 30):
+        night = i % 24 < 8
+        size = 16 if night else 64
+        rows.append(job(i, 3600 * i - 60, 3600 * i - 30, 3600 * (i + 1) - 60, gpus=size + int(rng.integers(0, 2))))
+    now = START + timedelta(hours=24 * 30, minutes=2)
+    with open_store(settings.state / "store") as store:
+        store.transact(lambda w: w.upsert("core_jobs", core_jobs(rows)), purpose="test")
+        assert demand_lines(store, "alpha", now) == [
+            "alpha: no forecast of demand yet; make one with `weatherglass publish`"
+        ]
+        report = publish_demand_of(store, settings, "alpha", now)
+        assert (report.error, report.rows, report.model_versions) == (None, 2 * 3 * 9, {"demand": VERSION})
+        assert report.windows > 0
+        assert publish_demand_of(store, settings, "alpha", now + timedelta(minutes=5)).rows is None
+        assert publish_demand_of(store, settings, "alpha", now + timedelta(hours=1)).rows == 2 * 3 * 9
+        kept = store.query("SELECT count(DISTINCT generated_at) AS n, count(*) AS rows FROM out_demand")
+        assert kept.row(0) == (2, 2 * 2 * 3 * 9)
+        lines = demand_lines(store, "alpha", now + timedelta(hours=1))
+    assert lines[0].startswith("alpha: made 2026-06-03 09:02 UTC; forecast")
+    assert "all queues, GPUs running or waiting" in lines
+    assert any("free, confidence" in line for line in lines)
+    snapshot = read_snapshot(snapshot_path(settings.published, "alpha", "demand"))
+    items = [msgspec.json.decode(item, type=DemandForecast) for item in snapshot.items]
+    near = next(i for i in items if (i.queue, i.quantity, i.horizon_h) == ("batch", "in_demand", 24))
+    assert near.reclaimable
+    assert all(w.units >= 8 and w.start < near.target_time for w in near.reclaimable)
+
+
+def test_the_api_selects_demand(tmp_path: Path) -> None:
+    publish(
+        tmp_path, demand=[demand(None), demand("train"), demand("train", horizon_h=1), demand("b", quantity="arrivals")]
+    )
+    app = create_app(tmp_path, ["alpha"])
+    app.store.refresh()
+
+    def asked(query: str) -> list[tuple[str | None, int]]:
+        return [(item["queue"], item["horizon_h"]) for item in ask(app, "/v1/demand", query).json()["items"]]
+
+    assert asked("") == [(None, 24), ("train", 24), ("train", 1), ("b", 24)]
+    assert asked("queue=*") == [(None, 24)]
+    assert asked("queue=train&horizon_h=1") == [("train", 1)]
+    assert asked("quantity=arrivals") == [("b", 24)]
+    refused = ask(app, "/v1/demand", "horizon_h=2")
+    assert (refused.status, refused.json()["error"]["detail"]["valid"][:2]) == (400, ["1", "3"])
+    assert DEMAND_HORIZONS_H == HORIZONS_H
+    assert get_args(DemandQuantity) == QUANTITIES

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from scheduler_hints import snapshot
 from scheduler_hints.schema import SHAPES, Snapshot
 from scheduler_hints.snapshot import Publisher, SnapshotError, expires_in_s, parse_snapshot, read_snapshot
-from tests.hints_support import ROOT, again, bottleneck, job, plan, publish, risk, window
+from tests.hints_support import ROOT, again, bottleneck, demand, job, plan, publish, risk, window
 
 SAMPLES = {
     "bottlenecks": bottleneck(), "backfill-windows": window(), "node-risks": risk(), "jobs": job(),
-    "reservation-plans": plan(),
+    "reservation-plans": plan(), "demand": demand(),
 }  # fmt: skip
 
 
