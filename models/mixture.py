@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.jobs import FEATURES, KERNEL_LEVELS
-from models.curves import cap, pool_with_mode
+from models.curves import Pooled, cap, pool_points
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -67,12 +67,12 @@ def weights(X: Matrix, mix: Mix, samples: list[NDArray[Any]]) -> list[Floats]:
     return [*(part * (1 - siblings) for part in parts), siblings]
 
 
-def pooled(samples: list[NDArray[Any]], X: Matrix, mix: Mix, limit_s: Floats) -> tuple[Floats, Floats]:
-    """The mixture, ln(seconds), capped at the limit: quantile curves, shape (n, len(LEVELS)), and modes, shape (n,)."""
+def pooled(samples: list[NDArray[Any]], X: Matrix, mix: Mix, limit_s: Floats) -> Pooled:
+    """The mixture, ln(seconds), capped at the limit."""
     top = np.where(np.isnan(limit_s), np.inf, np.log(np.maximum(limit_s, 1.0)))
     both = replace(mix, ratio=MODE_RATIO)
-    curves, modes = pool_with_mode(samples, weights(X, mix, samples), top, weights(X, both, samples))
-    return cap(curves, limit_s), np.clip(modes, 0.0, top)
+    made = pool_points(samples, weights(X, mix, samples), top, weights(X, both, samples))
+    return Pooled(cap(made.curves, limit_s), np.clip(made.modes, 0.0, top), np.maximum(made.centres, 0.0))
 
 
 def choose_mix(

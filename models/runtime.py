@@ -23,11 +23,11 @@ from features.jobs import FEATURES, feature_matrix, microseconds, moments_of
 from features.vocabulary import QUANTILES
 from models.arrays import pack_arrays, unpack_arrays
 from models.calibration import MIN_ROWS, Conformal
-from models.curves import MEDIAN, cap, quantile_frame, read_levels, remaining_s
+from models.curves import MEDIAN, cap, centred, quantile_frame, read_levels, remaining_s
 from models.forest import Forest, ForestSize
 from models.mixture import Mix, choose_mix, past_samples, pooled
 from models.recency import KeyedRecency, stratum
-from models.runtime_choice import choose_expert, day_blocks, median_loss, snapped_curves
+from models.runtime_choice import choose_centre, choose_expert, day_blocks, median_loss, snapped_curves
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -86,6 +86,7 @@ class RuntimeForecaster:
         is_recency: By stratum (`STRATA`): keyed recency speaks.
         conformal: Correction of the pooled curves.
         is_snapped: Medians near a past runtime of the key or user are moved onto it.
+        centre: Index into `CENTRE_GAINS` of the points that stand for the medians; −1: the medians themselves.
         facts: What the fit saw and chose, for the card.
     """
 
@@ -95,6 +96,7 @@ class RuntimeForecaster:
     is_recency: NDArray[np.bool_]
     conformal: Conformal
     is_snapped: bool = False
+    centre: int = -1
     facts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -144,8 +146,10 @@ class RuntimeForecaster:
         samples = trial.samples(X[held], limit_log[held])
         blocks = day_blocks(prepared.group("user")[rows[held]], table.submit[rows[held]])
         mix, losses = choose_mix(samples, X[held], y[held], table.limit_s[rows[held]], blocks)
-        curves, _ = pooled(samples, X[held], mix, table.limit_s[rows[held]])
-        conformal = Conformal.fit(curves, np.fmin(y[held], limit_log[held]), blocks)
+        made = pooled(samples, X[held], mix, table.limit_s[rows[held]])
+        conformal = Conformal.fit(made.curves, np.fmin(y[held], limit_log[held]), blocks)
+        centre = choose_centre(made, y[held])
+        curves = made.curves if centre < 0 else centred(made.curves, made.centres[:, centre])
         snapped = snapped_curves(curves, X[held])
         is_snapped = bool(median_loss(snapped, y[held]) < median_loss(curves, y[held]))
         curves = snapped if is_snapped else curves
@@ -153,10 +157,10 @@ class RuntimeForecaster:
         experts = _Experts.fit(X, y, limit_log, size, seed=seed, threads=threads, ratio_weight=mix.ratio)
         facts = {
             "rows": len(rows), "holdout_rows": len(held), "seed": seed, "size": asdict(size), "mix": asdict(mix),
-            "is_snapped": is_snapped, "holdout_male": losses, "expert": choice,
+            "centre": centre, "is_snapped": is_snapped, "holdout_male": losses, "expert": choice,
             "recency": recency.name, "recency_male": dict(recency.losses),
         }  # fmt: skip
-        return cls(experts, mix, recency, is_recency, conformal, is_snapped, facts)
+        return cls(experts, mix, recency, is_recency, conformal, is_snapped, centre, facts)
 
     def curves(self, X: Matrix, limit_s: Floats) -> Floats:
         """Quantile curves, ln(seconds), of shape (n, levels), from features and limits (NaN: none)."""
@@ -166,12 +170,13 @@ class RuntimeForecaster:
         """The curves, and the points that most weight lies within 25 % of, ln(seconds), shape (n,)."""
         if not len(X):
             return np.empty((0, len(self.conformal.levels))), np.empty(0)
-        curves, modes = pooled(self.experts.samples(X, np.log(limit_s)), X, self.mix, limit_s)
-        corrected = self.conformal.apply(curves)
+        made = pooled(self.experts.samples(X, np.log(limit_s)), X, self.mix, limit_s)
+        corrected = self.conformal.apply(made.curves)
+        corrected = corrected if self.centre < 0 else centred(corrected, made.centres[:, self.centre])
         corrected = snapped_curves(corrected, X) if self.is_snapped else corrected
         is_keyed = self.is_recency[stratum(X)]
         curves = cap(np.where(is_keyed[:, None], self.recency.curves(X), corrected), limit_s)
-        return curves, np.where(is_keyed, curves[:, MEDIAN], modes)
+        return curves, np.where(is_keyed, curves[:, MEDIAN], made.modes)
 
     def forecast(
         self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime | None = None
@@ -212,7 +217,7 @@ class RuntimeForecaster:
             arrays |= forest.to_arrays(f"{name}_") if forest else {}
         described = {
             "features": list(FEATURES), "mix": asdict(self.mix), "is_recency": self.is_recency.tolist(),
-            "is_snapped": self.is_snapped,
+            "is_snapped": self.is_snapped, "centre": self.centre,
             "usual_limit_log": None if np.isnan(self.experts.usual_limit_log) else self.experts.usual_limit_log,
             "recency": self.recency.to_json(), "facts": self.facts,
         }  # fmt: skip
@@ -237,7 +242,8 @@ class RuntimeForecaster:
         return cls(
             _Experts(run, ratio, np.nan if usual is None else usual), Mix(**described["mix"]),
             KeyedRecency.from_json(described["recency"]), np.asarray(described["is_recency"], dtype=bool),
-            Conformal.from_arrays(arrays, "conformal_"), described["is_snapped"], described["facts"],
+            Conformal.from_arrays(arrays, "conformal_"), described["is_snapped"],
+            described.get("centre", -1), described["facts"],
         )  # fmt: skip
 
 

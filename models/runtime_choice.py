@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.jobs import FEATURES
-from models.curves import MEDIAN
+from models.curves import CENTRE_GAINS, MEDIAN, Pooled, centred
 from models.recency import STRATA, KeyedRecency, baseline_log, stratum
 
 Floats = NDArray[np.float64]
@@ -19,6 +19,7 @@ Matrix = NDArray[np.float32]
 
 STRATUM_ROWS = 100  # fewer released jobs of a stratum: the choice made over all of them holds
 _REPEATED = [FEATURES.index(name) for name in ("key_last1", "kernel_q45", "key_median", "user_last1")]
+CENTRE_COST = 1.002  # ratio of MALE up to which more jobs within a factor of two are worth it
 _SNAP = 0.3  # a median this near, in ln, to a past runtime is taken to be a repeat of it
 
 
@@ -35,11 +36,14 @@ def snapped_curves(curves: Floats, X: Matrix) -> Floats:
     nearest = np.argmin(distance, axis=1)
     rows = np.arange(len(curves))
     moved = np.where(distance[rows, nearest] < _SNAP, median + np.nan_to_num(gaps[rows, nearest]), median)
-    out = curves.copy()
-    out[:, MEDIAN] = moved
-    out[:, :MEDIAN] = np.minimum(out[:, :MEDIAN], moved[:, None])
-    out[:, MEDIAN + 1 :] = np.maximum(out[:, MEDIAN + 1 :], moved[:, None])
-    return out
+    return centred(curves, moved)
+
+
+def choose_centre(pooled: Pooled, y: Floats) -> int:
+    """Which of `CENTRE_GAINS` draws the middle of forecasts: the largest that costs next to no MALE; −1: none."""
+    most = CENTRE_COST * median_loss(pooled.curves, y)
+    fitting = [k for k in range(len(CENTRE_GAINS)) if np.abs(pooled.centres[:, k] - y).mean() <= most]
+    return max(fitting, default=-1)
 
 
 def median_loss(curves: Floats, y: Floats) -> float:

@@ -12,12 +12,23 @@ from features.jobs import FEATURES
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
 from models.arrays import ArraysError, pack_arrays, unpack_arrays
 from models.calibration import Conformal, Isotonic, effective_count
-from models.curves import LEVELS, MEDIAN, cap, level_of, pool, pool_with_mode, read_levels, remaining_s
+from models.curves import (
+    CENTRE_GAINS,
+    LEVELS,
+    MEDIAN,
+    cap,
+    centred,
+    level_of,
+    pool,
+    pool_points,
+    read_levels,
+    remaining_s,
+)
 from models.forest import Forest, ForestSize
 from models.mixture import choose_mix, past_samples, pooled
 from models.recency import BASELINES, KeyedRecency, baseline_log
 from models.runtime import RuntimeForecaster, TooFewJobsError
-from models.runtime_choice import choose_expert
+from models.runtime_choice import choose_centre, choose_expert
 from models.scoring import auroc, is_within, is_within_factor, log_error, log_pinball
 
 SMALL = ForestSize(trees=16)
@@ -202,17 +213,40 @@ def test_the_mode_is_the_point_that_most_weight_lies_within_a_quarter_of():
     samples = np.log(
         np.concatenate([generator.uniform(95, 105, (4, 60)), generator.uniform(1_000, 90_000, (4, 80))], 1)
     )
-    curves, modes = pool_with_mode([samples], [np.ones(4)], np.full(4, np.inf))
+    made = pool_points([samples], [np.ones(4)], np.full(4, np.inf))
+    curves, modes = made.curves, made.modes
     assert np.exp(curves[:, MEDIAN]).min() > 500
     assert ((np.exp(modes) > 90) & (np.exp(modes) < 112)).all()
     far = np.log(np.full((4, 1), 50_000.0))
-    _, moved = pool_with_mode(
+    moved = pool_points(
         [samples, far], [np.ones(4), np.zeros(4)], np.full(4, np.inf), [np.ones(4), np.full(4, 9.0)]
-    )
+    ).modes
     assert (np.exp(moved) > 30_000).all()
     actual = np.exp(samples[0])
     best = max(np.mean(is_within(np.full(140, x), actual, 0.25)) for x in np.exp(np.linspace(4, 12, 4_000)))
     assert np.mean(is_within(np.full(140, np.exp(modes[0])), actual, 0.25)) >= best - 1e-9
+
+
+def test_the_centre_gives_up_little_error_for_more_within_a_factor_of_two():
+    samples = np.log(np.r_[np.full(49, 100.0), 260.0, np.geomspace(300, 90_000, 50)])[None, :]
+    made = pool_points([samples], [np.ones(1)], np.full(1, np.inf))
+
+    def error(x):
+        return np.abs(samples[0] - x).mean()
+
+    def within(x):
+        return (np.abs(samples[0] - x) <= np.log(2) + 1e-9).mean()
+
+    assert np.exp(made.curves[0, MEDIAN]) == pytest.approx(260)
+    for gain, centre in zip(CENTRE_GAINS, made.centres[0], strict=True):
+        best = min(error(x) - gain * within(x) for x in samples[0])
+        assert error(centre) - gain * within(centre) == pytest.approx(best)
+        assert within(centre) > within(made.curves[0, MEDIAN]) + 0.2
+        assert error(centre) < 1.03 * error(made.curves[0, MEDIAN])
+    moved = centred(made.curves, made.centres[:, 0])
+    assert (np.diff(moved, axis=1) >= 0).all()
+    assert choose_centre(made, np.log([100.0])) == len(CENTRE_GAINS) - 1
+    assert choose_centre(made, np.log([260.0])) == -1
 
 
 def test_a_correction_learnt_from_one_burst_is_shrunk():
@@ -243,7 +277,7 @@ def test_weights_follow_the_outcomes_only_as_far_as_they_tell():
     assert sure.ratio > 0.99
     assert losses["chosen"] < losses["default"]
     assert 0.5 < unsure.ratio < sure.ratio
-    assert pooled(samples, X, sure, limit_s)[0].shape == (n, len(LEVELS))
+    assert pooled(samples, X, sure, limit_s).curves.shape == (n, len(LEVELS))
 
 
 def test_jobs_that_run_into_their_limit_are_forecast_there():
