@@ -69,7 +69,7 @@ def run_backtest(
     from dashboards.backtest_page import backtest_page
 
     task, jobs = task_of(kind), read_jobs_file(path)
-    with Progress(f"backtest {kind}", "jobs") as progress:
+    with Progress(f"backtest {kind}", "jobs", part="job") as progress:
         progress.stage(f"features of {jobs.height:,} jobs, then a fit for each {refit_days:g} days")
         judged = 0
 

@@ -24,6 +24,7 @@ class Progress:
         unit: What the parts bring, as `samples`.
         stream: Where it is shown; None: standard error.
         clock: Seconds that never go back.
+        part: What a part is called, as `window`.
     """
 
     def __init__(
@@ -32,7 +33,9 @@ class Progress:
         unit: str = "samples",
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        part: str = "window",
     ) -> None:
+        self._part = part
         self._label, self._unit, self._clock = label, unit, clock
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
@@ -54,7 +57,7 @@ class Progress:
         if not self._is_terminal:
             if now - self._said >= _LINE_PERIOD_S:
                 self._said = now
-                print(f"{self._label}: {done:,} of {counted(total, 'window')}, {text}", file=self._stream, flush=True)
+                print(f"{self._label}: {done:,} of {counted(total, self._part)}, {text}", file=self._stream, flush=True)
             return
         if self._bar is None:
             if now - self._began < _QUIET_S:
