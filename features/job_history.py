@@ -32,7 +32,7 @@ _INPUTS: dict[str, Any] = {
     "job_id": pl.String, "user": pl.String, "account": pl.String, "queue": pl.String, "name": pl.String,
     "submit_time": pl.Datetime("us", "UTC"), "start_time": pl.Datetime("us", "UTC"),
     "end_time": pl.Datetime("us", "UTC"), "nodes": pl.Int32, "cpus": pl.Int32, "gpus": pl.Int32,
-    "memory_mib": pl.Int64, "time_limit_s": pl.Int64, "state": pl.String,
+    "memory_mib": pl.Int64, "time_limit_s": pl.Int64, "state": pl.String, "elapsed_s": pl.Int64,
 }  # fmt: skip
 _SIZE = ("nodes", "cpus", "gpus")
 _FAMILY = pl.col("name").str.to_lowercase().str.replace_all(r"[0-9]+", "#")
@@ -119,9 +119,14 @@ class JobTable:
 
     @cached_property
     def runtime_s(self) -> Floats:
-        """End − start, at least `MIN_RUNTIME_S`; NaN where either is unknown."""
+        """Time it ran, at least `MIN_RUNTIME_S`: what the scheduler counted, without suspensions, else end − start.
+
+        NaN where start or end is unknown.
+        """
         known = (self.start != NEVER) & (self.end != NEVER)
-        seconds = np.where(known, self.end - self.start, 0) / 1e6
+        counted = self.frame["elapsed_s"].cast(pl.Float64).fill_null(np.nan).to_numpy()
+        between = np.where(known, self.end - self.start, 0) / 1e6
+        seconds = np.where((counted >= 0) & (counted < between), counted, between)
         return np.where(known, np.maximum(seconds, MIN_RUNTIME_S), np.nan)
 
     @cached_property

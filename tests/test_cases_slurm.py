@@ -13,15 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from features.job_history import JobTable
 from features.vocabulary import schema
 from pipelines.sources import SourceError
 from pipelines.sources.job_fields import count_tasks
 from pipelines.sources.job_states import changed_states, no_states
 from pipelines.sources.sacct import SacctError, parse_sacct
-from pipelines.sources.slurm import SlurmSource, _laid_over
+from pipelines.sources.slurm import SlurmSource
 from pipelines.sources.slurm_budget import Budget, Price
 from pipelines.sources.slurm_commands import Commands
 from pipelines.sources.slurm_log import PreemptionLog, parse_preemptions, with_preemptors
+from pipelines.sources.slurm_overlay import laid_over
 from pipelines.sources.slurmrestd import RestReader
 from tests.services import Pages
 
@@ -127,6 +129,82 @@ def test_case_42_the_job_has_the_word_not_its_steps() -> None:
     assert one(State="RUNNING", ExitCode="0:0")["exit_code"] is None  # nothing has ended yet
 
 
+def test_case_42_what_steps_say_stands_beside_the_job() -> None:
+    def step(name: str, **fields: str) -> dict[str, str]:
+        return {"JobIDRaw": name, "JobID": name, "Start": str(T0), **fields}
+
+    first, second, third = parse(
+        {"Start": str(T0), "End": str(T0 + 60), "State": "REQUEUED"},
+        step("7.batch", End=str(T0 + 60), State="CANCELLED", ExitCode="0:15", MaxRSS="4096"),
+        {"Submit": str(T0 + 60), "Start": str(T0 + 70), "End": str(T0 + 900), "State": "COMPLETED"},
+        step("7.batch", End=str(T0 + 900), State="COMPLETED", ExitCode="0:0", MaxRSS="2K"),
+        step("7.extern", End=str(T0 + 901), State="COMPLETED", ExitCode="0:0"),
+        step("7.0", End=str(T0 + 800), State="CANCELLED by 0", ExitCode="0:10", MaxRSS="1.5G"),
+        step("7.1", End=str(T0 + 300), State="COMPLETED", ExitCode="0:0", MaxRSS="0.5G"),
+        {"JobIDRaw": "8", "JobID": "8", "Submit": str(T0 + 70)},
+        step("9.0", End=str(T0 + 300), State="FAILED", ExitCode="1:0", MaxRSS="nonsense"),
+    )
+    told = ("steps", "last_step_state", "last_step_exit_code", "max_rss_bytes")
+    # The script counts only where nothing else was started; each attempt has its own steps.
+    assert [first[name] for name in told] == [0, "CANCELLED", "0:15", 4096]
+    assert [second[name] for name in told] == [2, "CANCELLED", "0:10", 1.5 * 2**30]
+    assert [third[name] for name in told] == [None] * 4  # those of another job are not its own
+    ended = step("7.1", State="FAILED", End=str(T0 + 9), ExitCode="1:0")
+    (runs,) = parse({"State": "RUNNING"}, step("7.0", State="RUNNING", ExitCode="0:0"), ended)
+    assert [runs[name] for name in told[:3]] == [2, "RUNNING", None]
+
+
+def test_case_38_a_suspended_job_ran_for_as_long_as_slurm_counted() -> None:
+    times = {"Start": str(T0), "End": str(T0 + 40)}
+    assert one(**times, ElapsedRaw="15", Suspended="00:00:25")["elapsed_s"] == 15
+    assert one(**times, Elapsed="00:00:15")["elapsed_s"] == 15
+    assert one(**times, Suspended="00:00:25")["elapsed_s"] == 15
+    assert one(**times, Suspended="1-00:00:25")["elapsed_s"] is None
+    assert one(**times, ElapsedRaw="INVALID")["elapsed_s"] is None
+    assert one(**times, State="RUNNING", ElapsedRaw="15")["elapsed_s"] is None  # it grows
+    assert one(State="CANCELLED", Start="Unknown", End=str(T0), ElapsedRaw="0")["elapsed_s"] is None
+    jobs = parse_sacct(text_of({**times, "ElapsedRaw": "15"}, {**times, "JobIDRaw": "8"}), "a", AT)[0]
+    assert JobTable(jobs).runtime_s.tolist() == [15.0, 40.0]
+
+
+_RESIZED = (
+    {"Start": str(T0), "End": str(T0 + 60), "State": "RESIZING", "ElapsedRaw": "60", "NNodes": "2", "ReqCPUS": "2",
+     "ReqTRES": "cpu=2,gres/gpu=2,node=2", "AllocTRES": "cpu=2,gres/gpu=2,node=2", "NodeList": "n[1-2]"},
+    {"Submit": str(T0 + 60), "Start": str(T0), "End": str(T0 + 200), "ElapsedRaw": "200", "NNodes": "1", "ReqCPUS": "2",
+     "ReqTRES": "cpu=2,gres/gpu=2,node=1", "AllocTRES": "cpu=1,gres/gpu=1,node=1", "NodeList": "n1"},
+)  # fmt: skip
+_PARTS = [
+    ("RESIZING", moment(0), moment(0), moment(60), 60, 2, 2, 2, "n1,n2", 0),
+    ("COMPLETED", moment(60), moment(60), moment(200), 140, 1, 1, 1, "n1", 0),
+]
+_SHOWN = (
+    "state", "submit_time", "start_time", "end_time", "elapsed_s", "nodes", "cpus", "gpus", "node_list", "restarts",
+)  # fmt: skip
+
+
+def test_case_44_parts_of_a_job_that_changed_its_size_do_not_overlap() -> None:
+    jobs = parse_sacct(text_of(*_RESIZED), "a", AT, since=moment(-9))[0]
+    assert jobs.select(_SHOWN).rows() == _PARTS
+    # A window after the change shows the later part alone, and the same.
+    assert parse_sacct(text_of(_RESIZED[1]), "a", AT, since=moment(-9))[0].select(_SHOWN).rows() == _PARTS[1:]
+    requeued = {"Submit": str(T0 + 200), "Start": str(T0 + 210)}
+    again = parse_sacct(text_of(*_RESIZED, requeued), "a", AT, since=moment(-9))[0]
+    assert again["restarts"].to_list() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_case_44_the_queue_tells_of_the_whole_job_that_changed_its_size(first: int) -> None:
+    known = parse_sacct(text_of(*_RESIZED), "a", AT, since=moment(-9))[0][first:]
+    whole = {"Start": str(T0), "End": str(T0 + 200), "NNodes": "1", "NodeList": "n1"}
+    queue = parse_sacct(text_of(whole), "a", AT + timedelta(seconds=1), since=moment(-9))[0]
+    jobs = laid_over(known, queue)
+    assert jobs.select(_SHOWN).rows() == _PARTS[first:]
+    # The database does not know the part after the change yet.
+    assert laid_over(known[: 1 - first], queue).height == 1
+    if not first:
+        assert laid_over(known[:1], queue).select(_SHOWN).rows() == _PARTS[:1]
+
+
 def test_case_43_arrays_and_heterogeneous_jobs() -> None:
     rows = parse(
         {"JobIDRaw": "123", "JobID": "123_[1-10%2]", "State": "PENDING"},
@@ -209,7 +287,7 @@ def test_case_44_a_shared_older_answer_of_the_queue_takes_nothing_back() -> None
         (seen(10, runs), seen(11, ended), "FAILED"),
         (seen(10, ended), seen(11, runs), "RUNNING"),
     ):
-        assert _laid_over(database, queue)["state"].to_list() == [state]
+        assert laid_over(database, queue)["state"].to_list() == [state]
 
 
 def test_case_45_recycled_ids_are_other_jobs(tmp_path: Path) -> None:

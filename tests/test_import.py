@@ -100,7 +100,7 @@ def test_sacct_bad_lines_cost_nothing_good(tmp_path: Path) -> None:
         "longer than 1 MiB": (1, [9]),
     }
     assert {reason: tally.count for reason, tally in report.passed.items()} == {
-        "steps of jobs": 1,
+        "steps of jobs: their job tells of them": 1,
         "records that a later record of the same job replaces": 1,
     }
     (key, tally), *others = report.nulled.items()
@@ -128,6 +128,60 @@ def test_sacct_times_of_a_zone(tmp_path: Path) -> None:
     assert jobs["end_time"].to_list() == [datetime(2026, 7, 1, 11, tzinfo=UTC)]
     _, jobs = run("sacct", write(tmp_path / "b.txt", SACCT, sacct_line(1)), tmp_path, zone="Europe/Berlin")
     assert jobs["submit_time"].to_list() == [T0]
+
+
+@pytest.mark.parametrize(
+    ("submit", "start", "end", "elapsed_s", "began", "ended"),
+    [
+        # Clocks show 02:00 to 03:00 twice: from 00:00 UTC on, and from 01:00 UTC on.
+        ("01:00", "02:30", "02:15", 2700, "00:30", "01:15"),
+        ("01:00", "02:10", "02:50", 6000, "00:10", "01:50"),
+        ("01:00", "02:10", "02:50", 2400, "00:10", "00:50"),
+        ("02:50", "02:10", "02:20", 600, "01:10", "01:20"),
+        ("01:00", "02:30", "02:15", "", "00:30", "01:15"),
+        ("01:00", "01:30", "03:30", 10800, "-00:30", "02:30"),
+    ],
+)
+def test_sacct_times_that_clocks_show_twice(
+    submit: str, start: str, end: str, elapsed_s: object, began: str, ended: str, tmp_path: Path
+) -> None:
+    def at(text: str) -> datetime:
+        hours, minutes = map(int, text.lstrip("-").split(":"))
+        span = timedelta(hours=hours, minutes=minutes)
+        return datetime(2026, 10, 25, tzinfo=UTC) + (-span if text.startswith("-") else span)
+
+    times = {"submit": submit, "Start": start, "End": end}
+    line = sacct_line(1, **{name: f"2026-10-25T{time}:00" for name, time in times.items()})
+    path = write(tmp_path / "a.txt", SACCT + "|ElapsedRaw", f"{line}|{elapsed_s}")
+    report, jobs = run("sacct", path, tmp_path, zone="Europe/Berlin")
+    (row,) = jobs.iter_rows(named=True)
+    assert (row["start_time"], row["end_time"]) == (at(began), at(ended))
+    assert row["elapsed_s"] == (elapsed_s or None)
+    assert not report.nulled
+
+
+def test_sacct_suspended_resized_and_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.imports.lines._MOST", 2)  # a job and its steps are read together all the same
+    header = SACCT + "|ElapsedRaw|ExitCode|MaxRSS"
+    step = sacct_line(1, "FAILED", NodeList="n1").replace("1|1|", "1.{0}|1.{0}|", 1)
+    lines = [
+        sacct_line(1, End=EPOCH + 36_060) + "|3600|0:0|",
+        *(f"{step.format(i)}|5|{i}:0|{i}K" for i in range(5)),
+        sacct_line(2, "RESIZING", NNodes=2) + "|540|0:0|",
+        sacct_line(2, submit=EPOCH + 600, End=EPOCH + 900) + "|840|0:0|",
+        sacct_line(3, ElapsedRaw="") + "|-5|0:0|",
+    ]
+    report, jobs = run("sacct", write(tmp_path / "a.txt", header, *lines), tmp_path)
+    rows = jobs.sort("job_id", "submit_time").select("job_id", "state", "elapsed_s", "steps", "max_rss_bytes").rows()
+    assert rows == [
+        ("1", "COMPLETED", 3600, 5, 4096),
+        ("2", "RESIZING", 540, None, None),
+        ("2", "COMPLETED", 300, None, None),
+        ("3", "COMPLETED", None, None, None),
+    ]
+    later = jobs.filter(pl.col("submit_time") == T0 + timedelta(seconds=600))
+    assert later["start_time"].to_list() == [T0 + timedelta(seconds=600)]
+    assert {key[0]: tally.count for key, tally in report.nulled.items()} == {"elapsed_s": 1}
 
 
 def test_sacct_without_a_header_is_refused(tmp_path: Path) -> None:

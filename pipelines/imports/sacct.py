@@ -15,8 +15,8 @@ from pipelines.imports.lines import HEADER_AGAIN, Line, batches
 from pipelines.imports.report import Report
 from pipelines.job_history import LIVE_STATES
 from pipelines.sources.sacct import DELIMITERS, SacctError, parse_sacct
+from pipelines.sources.sacct_zone import ZoneTimes
 
-_TIMES = ("submit_time", "eligible_time", "start_time", "end_time", "planned_start_time")
 _FREE_TEXT_LAST = ("jobname", "name", "comment", "submitline", "workdir")
 _UNSET = {"", "unknown", "none", "n/a", "(null)", "none assigned", "invalid", "(none)", "unlimited", "partition_limit"}
 # Registry column → fields that tell it; a value in one of them and none in the column is a value that was not read.
@@ -26,6 +26,7 @@ _TOLD = {
     "cpus": ("reqcpus", "ncpus", "alloccpus"), "gpus": ("reqtres", "alloctres", "tres", "reqgres", "allocgres"),
     "memory_mib": ("reqmem",), "time_limit_s": ("timelimitraw", "timelimit"), "state": ("state",),
     "node_list": ("nodelist",), "restarts": ("restarts", "restartcnt"), "exit_code": ("exitcode",),
+    "elapsed_s": ("elapsedraw", "elapsed"),
 }  # fmt: skip
 # A job in these states has no such value, whatever the record tells, and why; None: what is told is no loss.
 _LIVE: dict[str, str | None] = dict.fromkeys(LIVE_STATES, NOT_ENDED)
@@ -33,16 +34,18 @@ _WITHOUT: dict[str, dict[str, str | None]] = {
     "start_time": {"PENDING": None, "CANCELLED": "a job that was cancelled before it started has no start"},
     "end_time": _LIVE,
     "exit_code": dict.fromkeys(LIVE_STATES),
+    "elapsed_s": dict.fromkeys(LIVE_STATES),
 }
 _REASON = "cannot be read or cannot be true"
 _NO_SUBMIT = "no submission time that can be read, or no job id"
 _AHEAD = "submitted more than a day ahead of now"
 _MOST_SEARCHED = 64
+_MOST_STEPS = 20_000  # lines that are held back until the record of the next job comes
 _EPOCH = re.compile(r"\d{1,12}")
 
 
 def read_sacct(task: Task) -> Iterator[Piece]:
-    """Jobs of each file; steps are passed over.
+    """Jobs of each file, with what their steps say.
 
     Yields:
         `raw_jobs`.
@@ -97,9 +100,9 @@ class _Header:
         return text.count(self.delimiter) == 0 or (self.ended and text.rstrip().endswith(self.delimiter))
 
     def last_record(self, lines: list[Line]) -> int:
-        """Where the last record begins: what follows it may stand in the next batch."""
-        for i in range(len(lines) - 1, -1, -1):
-            if self.is_record(lines[i].text):
+        """Where the last record of a job begins: what follows it, and its steps, may stand in the next batch."""
+        for i in range(len(lines) - 1, max(len(lines) - _MOST_STEPS, 0) - 1, -1):
+            if self.is_record(lines[i].text) and "." not in _job_ids(lines[i].text, self)[0]:
                 return i
         return len(lines)
 
@@ -123,23 +126,28 @@ def _piece(lines: list[Line], header: _Header, task: Task, written: datetime) ->
             reason = f"fewer fields than the header's {len(header.names)}"
             report.drop(reason, place=line.number, example=f"{found}: {line.text}")
     report.read += len(records)
-    jobs, _ = _parse(good, header, task, written)
+    zone = _zone_of(records, header, task)
+    jobs, _ = _parse(good, header, task, written, zone)
+    _count_skipped_times(zone, report)
     ids = [_job_ids(line.text, header) for line in records]
     steps = sum("." in known[0] for known in ids)
     if steps:
-        report.skip("steps of jobs", steps)
+        report.skip("steps of jobs: their job tells of them", steps)
     missing = len(ids) - steps - len(jobs)
     if missing > 0:
         missing -= _lost(list(zip(records, ids, strict=True)), jobs, header, task, written)
+        missing -= sum(name == "submit_time" for name, _, _ in zone.lost) if zone else 0
     if missing > 0:
         report.skip("records that a later record of the same job replaces", missing)
     _count_nulls(records, ids, jobs, header, report)
-    return {"raw_jobs": _in_zone(jobs, records, header, task)}
+    return {"raw_jobs": jobs}
 
 
-def _parse(lines: list[Line], header: _Header, task: Task, written: datetime) -> tuple[pl.DataFrame, list[str]]:
+def _parse(
+    lines: list[Line], header: _Header, task: Task, written: datetime, zone: ZoneTimes | None = None
+) -> tuple[pl.DataFrame, list[str]]:
     text = "\n".join([header.text, *(line.text for line in lines)]) + "\n"
-    return parse_sacct(text, task.cluster, written, header.delimiter, now=task.now)
+    return parse_sacct(text, task.cluster, written, header.delimiter, now=task.now, zone=zone)
 
 
 def _lost(
@@ -199,25 +207,23 @@ def _is_time(text: str) -> bool:
         return False
 
 
-def _in_zone(jobs: pl.DataFrame, records: list[Line], header: _Header, task: Task) -> pl.DataFrame:
-    """Jobs whose times were written in a time zone; seconds since the epoch have none."""
+def _zone_of(records: list[Line], header: _Header, task: Task) -> ZoneTimes | None:
+    """The zone that times were written in; None for UTC, and for seconds since the epoch, which have none."""
     zone = task.zone.key
     if zone == "UTC" or not records or _EPOCH.fullmatch(_field(records[0].text, header, "submit")):
-        return jobs
-    moved = jobs.with_columns(
-        pl.col(name).dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null").dt.convert_time_zone("UTC")
-        for name in _TIMES
-    )
-    for name in _TIMES:
-        lost = jobs.filter(jobs[name].is_not_null() & moved[name].is_null())
-        if lost.is_empty():
-            continue
-        example, reason = f"job {lost['job_id'][0]} at {lost[name][0]:%Y-%m-%d %H:%M:%S}", f"no such time in {zone}"
+        return None
+    return ZoneTimes(zone)
+
+
+def _count_skipped_times(zone: ZoneTimes | None, report: Report) -> None:
+    if zone is None:
+        return
+    for name, job_id, at in zone.lost:
+        example, reason = f"job {job_id} at {at:%Y-%m-%d %H:%M:%S}", f"no such time in {zone.zone}"
         if name == "submit_time":
-            task.report.drop(f"the submission: {reason}", len(lost), example=example)
+            report.drop(f"the submission: {reason}", 1, example=example)
         else:
-            task.report.null(name, f"{reason}: its clocks skip it", len(lost), example=example)
-    return moved.filter(pl.col("submit_time").is_not_null())
+            report.null(name, f"{reason}: its clocks skip it", 1, example=example)
 
 
 def _field(text: str, header: _Header, name: str) -> str:

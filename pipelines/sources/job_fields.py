@@ -16,7 +16,7 @@ from features.vocabulary import TIME
 PENDING, RUNNING = "PENDING", "RUNNING"
 STATES = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", PENDING, "PREEMPTED",
-    "REQUEUED", "REVOKED", RUNNING, "SUSPENDED", "TIMEOUT", "UNKNOWN",
+    "REQUEUED", "RESIZING", "REVOKED", RUNNING, "SUSPENDED", "TIMEOUT", "UNKNOWN",
 )  # fmt: skip
 # States that a job passes through, and what they mean for its nodes.
 _STATE_OF = {
@@ -99,13 +99,15 @@ class Fields:
         """What was asked for before what was given."""
         return [self.text(name) for name in ("reqtres", "alloctres", "tres")]
 
-    def tres(self, key: str) -> pl.Expr:
-        return pl.coalesce([_count(t.str.extract(rf"(?:^|,){key}=(\d+)(?:,|$)")) for t in self._tres_texts()])
+    def tres(self, key: str, *names: str) -> pl.Expr:
+        """A count of TRES: of the named columns, else of what was asked for before what was given."""
+        texts = [self.text(name) for name in names] or self._tres_texts()
+        return pl.coalesce([_count(t.str.extract(rf"(?:^|,){key}=(\d+)(?:,|$)")) for t in texts])
 
-    def gpus(self) -> pl.Expr:
+    def gpus(self, *names: str) -> pl.Expr:
         """The untyped count where there is one, else the sum over types; null where TRES name no GPU."""
         counts = []
-        for tres in self._tres_texts():
+        for tres in [self.text(name) for name in names] or self._tres_texts():
             untyped = _count(tres.str.extract(r"(?:^|,)gres/gpu=(\d+)(?:,|$)"))
             typed = tres.str.extract_all(r"(?:^|,)gres/gpu:[^=,]+=[^,]*")
             counts += [untyped, _total(typed.list.eval(_count(pl.element().str.extract(r"=(\d+)$"))))]
@@ -138,6 +140,18 @@ class Fields:
             pl.when(flagged.is_not_null()).then(pl.lit("c")).otherwise(per).alias("_req_per"),
         ]
 
+    def duration(self, raw: str, text: str) -> pl.Expr:
+        """Seconds told as a whole number or as `[D-]HH:MM:SS`; null where neither is one."""
+        seconds = self.text(raw).cast(pl.Int64, strict=False)
+        return pl.coalesce(pl.when(seconds.is_between(0, _LAST_EPOCH_S)).then(seconds), _seconds(self.text(text)))
+
+    def bytes(self, name: str) -> pl.Expr:
+        """Bytes; a letter behind the number is a power of 1024."""
+        told = self.text(name)
+        number = told.str.extract(r"^([0-9.]+)[KMGTP]?$").cast(pl.Float64, strict=False)
+        size = number * _unit_mib(told).fill_null(2.0**-20) * 2.0**20
+        return pl.when(size.is_between(0, 2.0**53)).then(size.round()).cast(pl.Int64)
+
     def limit(self) -> pl.Expr:
         """Seconds; null for UNLIMITED, Partition_Limit and blanks."""
         raw = self.text("timelimitraw").cast(pl.Int64, strict=False)
@@ -145,7 +159,10 @@ class Fields:
         return pl.coalesce(minutes, _seconds(self.text("timelimit")))
 
     def state(self) -> pl.Expr:
-        """The first word of `CANCELLED by 1000`; an attempt that was requeued and has an end is `REQUEUED`."""
+        """The first word of `CANCELLED by 1000`.
+
+        An attempt that a requeue or a change of size cut off, and that has an end, is `REQUEUED` or `RESIZING`.
+        """
         word = self.text("state").str.extract(r"^([A-Za-z_]+)").str.to_uppercase()
         lasts = self.time("end").is_null()
         word = pl.when(lasts).then(word.replace(_CUT_OFF)).otherwise(word).replace(_STATE_OF)
@@ -179,10 +196,13 @@ def _total(counts: pl.Expr) -> pl.Expr:
 
 def _mib(text: pl.Expr) -> pl.Expr:
     number = text.str.extract(r"^([0-9.]+)").cast(pl.Float64, strict=False)
+    return number * _unit_mib(text).fill_null(1.0)
+
+
+def _unit_mib(text: pl.Expr) -> pl.Expr:
+    """What the letter at the end stands for, MiB; null without one."""
     unit = text.str.extract(r"([KMGTP])$")
-    return number * unit.replace_strict(
-        list(_UNITS_MIB), list(_UNITS_MIB.values()), default=1.0, return_dtype=pl.Float64
-    )
+    return unit.replace_strict(list(_UNITS_MIB), list(_UNITS_MIB.values()), default=None, return_dtype=pl.Float64)
 
 
 def _seconds(text: pl.Expr) -> pl.Expr:

@@ -1,30 +1,37 @@
 """Reads what Slurm prints about jobs: `sacct -P` text, and rows of `squeue` under the same field names.
 
 Fields are found by the header, in any order and case; units, unset values, TRES spellings and states become registry
-columns. What cannot be read becomes null. Running the commands stands in `slurm.py`, single fields in `job_fields.py`.
+columns. What cannot be read becomes null. Running the commands stands in `slurm.py`, single fields in `job_fields.py`,
+steps in `sacct_steps.py`.
 
 A job that is requeued is several attempts. Slurm gives each a submission time of its own, the moment of the requeue;
 where two attempts of one id bear the same (a requeue within the second of the submission), the newest keeps it and the
-earlier ones are keyed by their start, so that none overwrites another.
+earlier ones are keyed by their start, so that none overwrites another (`sacct_attempts.py`).
+
+A job that changes its size while it runs is several parts. The record of a later part bears the moment of the change as
+its submission, but the start of the whole job: its part starts with the change, and holds what was then given to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import polars as pl
 
 from features.vocabulary import COLUMNS, TIME, schema
 from pipelines.sources.hostlist import HostlistError, expand_hostlist
 from pipelines.sources.job_fields import LIVE_STATES, PENDING, Fields
+from pipelines.sources.sacct_attempts import count_restarts, settle_attempts
+from pipelines.sources.sacct_steps import with_steps
+from pipelines.sources.sacct_zone import ZoneTimes
 from pipelines.words import counted
 
 # Asked of sacct; the free text comes last.
 SACCT_FIELDS = (
     "JobIDRaw", "JobID", "User", "Account", "Partition", "Submit", "Eligible", "Start", "End", "State", "ExitCode",
-    "NNodes", "ReqCPUS", "NCPUS", "ReqMem", "ReqTRES", "AllocTRES", "TimelimitRaw", "Timelimit", "NodeList", "Reason",
-    "JobName",
+    "ElapsedRaw", "Suspended", "NNodes", "ReqCPUS", "NCPUS", "ReqMem", "ReqTRES", "AllocTRES", "TimelimitRaw",
+    "Timelimit", "NodeList", "MaxRSS", "Reason", "JobName",
 )  # fmt: skip
 _FREE_TEXT = ("jobname", "name", "comment", "submitline", "workdir")
 DELIMITERS = ("\x1f", "|", "^", "\t", ";", ",")
@@ -33,8 +40,6 @@ DELIMITERS = ("\x1f", "|", "^", "\t", ";", ",")
 _PER_NODE = ("reqgres", "allocgres", "gres", "trespernode")
 _AHEAD = timedelta(days=1)
 _MOST_MIB = 2**53  # larger sizes are overflown, and no whole number of this precision
-_NEVER = datetime(2200, 1, 1, tzinfo=UTC)
-_SAME_MOMENT = timedelta(seconds=2)  # between the end of an attempt and the submission of the next
 
 
 class SacctError(ValueError):
@@ -59,6 +64,7 @@ def parse_sacct(
     *,
     now: datetime | None = None,
     since: datetime | None = None,
+    zone: ZoneTimes | None = None,
 ) -> tuple[pl.DataFrame, list[str]]:
     """Jobs of `sacct --parsable` or `--parsable2` text with a header.
 
@@ -70,9 +76,10 @@ def parse_sacct(
         now: Jobs submitted more than a day after it are left out; None: `observed_at`.
         since: The text holds every attempt that ended since then (`--duplicates`): `restarts` is known for jobs
             submitted later. None: it is known where the text shows several attempts.
+        zone: Where the times were written in no UTC; what its clocks never showed is noted in it.
 
     Returns:
-        Columns of `raw_jobs`, one row an attempt, steps left out; and what was passed over.
+        Columns of `raw_jobs`, one row an attempt, with what its steps say; and what was passed over.
 
     Raises:
         SacctError: The first line is no header with JobID or JobIDRaw, State and Submit.
@@ -87,11 +94,11 @@ def parse_sacct(
     if not newline or not known & {"jobid", "jobidraw"} or not {"state", "submit"} <= known:
         raise SacctError(
             "no header of sacct with JobID, State and Submit in the first line: "
-            f"{header[:120]!r}; make the text with sacct -P -X -o {','.join(SACCT_FIELDS)}"
+            f"{header[:120]!r}; make the text with sacct -P -o {','.join(SACCT_FIELDS)}"
         )
     lines = body.split(f"{delimiter}\n") if ended else body.split("\n")
     rows, skipped = _rows(lines, len(columns), delimiter, [name.lower() for name in columns])
-    frame, unread = jobs_frame(columns, rows, cluster, observed_at, now=now, since=since)
+    frame, unread = jobs_frame(columns, rows, cluster, observed_at, now=now, since=since, zone=zone)
     warnings = (
         [f"{counted(skipped, 'line')} left out, with another number of fields than the header"] if skipped else []
     )
@@ -129,17 +136,19 @@ def jobs_frame(
     *,
     now: datetime | None = None,
     since: datetime | None = None,
+    zone: ZoneTimes | None = None,
 ) -> tuple[pl.DataFrame, list[str]]:
     """Jobs from fields under sacct's names.
 
     Args:
-        columns: Field names, in any case. Beside sacct's: `PlannedStart`, `ArrayJobID`, `HetJobID`, `RestartCnt` and
-            `ExitStatus`, the status of wait(2).
+        columns: Field names, in any case. Beside sacct's: `PlannedStart`, `ArrayJobID`, `HetJobID`, `RestartCnt`,
+            `ExitStatus`, the status of wait(2), and `SuspendedRaw`, whole seconds.
         rows: Fields of each record.
         cluster: Name of the cluster.
         observed_at: When they were read.
         now: Jobs submitted more than a day after it are left out; None: `observed_at`.
         since: As for `parse_sacct`.
+        zone: As for `parse_sacct`.
 
     Returns:
         Columns of `raw_jobs`, sorted by submission; and what was passed over.
@@ -150,7 +159,7 @@ def jobs_frame(
     )
     field = Fields(names)
     job_id = field.job_id()
-    text = text.filter(~job_id.str.contains(".", literal=True))  # steps
+    text, steps = with_steps(text, field)
     frame = text.select(
         pl.lit(cluster).alias("cluster"),
         job_id.alias("job_id"),
@@ -167,6 +176,11 @@ def jobs_frame(
         ).alias("nodes"),
         pl.coalesce(field.count("reqcpus", "ncpus", "alloccpus"), field.tres("cpu")).alias("cpus"),
         field.gpus().alias("_gpus"),
+        field.gpus("alloctres").alias("_gpus_given"),
+        field.tres("cpu", "alloctres").alias("_cpus_given"),
+        field.tres("node", "alloctres").alias("_nodes_given"),
+        field.duration("elapsedraw", "elapsed").alias("elapsed_s"),
+        field.duration("suspendedraw", "suspended").alias("_suspended_s"),
         field.no_gpus().alias("_no_gpus"),
         field.gres_gpus("tresperjob").alias("_gpus_per_job"),
         field.gres_gpus(*_PER_NODE).alias("_gpus_per_node"),
@@ -184,6 +198,8 @@ def jobs_frame(
         field.array_tasks().alias("array_tasks"),
         pl.lit(None, dtype=pl.String).alias("preempted_by"),
     )
+    frame = frame.hstack(steps)
+    frame = zone.placed(frame) if zone else frame
     return _settled(frame, (now or observed_at) + _AHEAD, since)
 
 
@@ -199,7 +215,7 @@ def _settled(frame: pl.DataFrame, last_submit: datetime, since: datetime | None)
         (pl.col("state") == "CANCELLED") & pl.col("node_list").is_null() & (pl.col("start_time") >= pl.col("end_time"))
     )
     waits = pl.col("state") == PENDING
-    frame = frame.with_columns(
+    frame = _parts_of_resized(frame).with_columns(
         pl.coalesce("_gpus", "_gpus_per_job", pl.col("_gpus_per_node") * pl.col("nodes"), "_no_gpus").alias("gpus"),
         pl.coalesce(_sane(pl.col("_tres_mib")), _sane(pl.when(has_memory).then(pl.col("_req_mib") * factor)))
         .round()
@@ -212,6 +228,9 @@ def _settled(frame: pl.DataFrame, last_submit: datetime, since: datetime | None)
         pl.when(waits).then(pl.col("reason")).alias("reason"),
         pl.when(~pl.col("state").is_in(LIVE_STATES)).then(pl.col("exit_code")).alias("exit_code"),
         _expanded(frame["node_list"]).alias("node_list"),
+        pl.when(~pl.col("state").is_in(LIVE_STATES) & ~never_ran & pl.col("start_time").is_not_null())
+        .then("elapsed_s")
+        .alias("elapsed_s"),
     )
     lost = frame.filter(pl.col("submit_time").is_null() | pl.col("job_id").is_null())
     if len(lost):
@@ -229,73 +248,29 @@ def _settled(frame: pl.DataFrame, last_submit: datetime, since: datetime | None)
     return frame.select(_possible(name).cast(dtype) for name, dtype in jobs_schema().items()), warnings
 
 
-def settle_attempts(jobs: pl.DataFrame) -> pl.DataFrame:
-    """One row for each attempt of a job: the newest reading of it, under a submission time of its own.
-
-    Args:
-        jobs: Columns of `raw_jobs`; an attempt may come several times, read at different moments.
-    """
-    key = ["job_id", "submit_time"]
-    if jobs.is_empty():
-        return jobs
-    several = jobs.select(pl.struct(key).is_duplicated()).to_series()
-    if not several.any():
-        return jobs
-    rows: list[dict[str, object]] = []
-    for group in jobs.filter(several).partition_by(key, maintain_order=True):
-        rows += _attempts(group.sort("observed_at", maintain_order=True).to_dicts())
-    return pl.concat([jobs.filter(~several), pl.DataFrame(rows, schema=jobs.schema)])
-
-
-def _attempts(rows: list[dict]) -> list[dict]:
-    """Attempts of one id and submission, oldest first."""
-    newest: dict[datetime | None, dict] = {}
-    for row in rows:
-        newest[row["start_time"]] = row
-    waits = newest.pop(None, None)
-    attempts = sorted(newest.values(), key=lambda row: row["start_time"])
-    if waits is not None and (not attempts or _follows(waits, attempts[-1])):
-        attempts.append(waits)
-    for number, row in enumerate(attempts[:-1], 1):
-        submitted = row["submit_time"] + timedelta(microseconds=number)  # began in the second of its submission
-        row["submit_time"] = max(row["start_time"], submitted)
-    return attempts
-
-
-def _follows(waiting: dict, before: dict) -> bool:
-    """A record without a start is the next attempt, not an older reading of this one."""
-    ended = before["state"] not in LIVE_STATES and waiting["observed_at"] >= before["observed_at"]
-    return ended and (waiting["end_time"] is None or waiting["end_time"] >= (before["end_time"] or waiting["end_time"]))
-
-
-def count_restarts(jobs: pl.DataFrame, since: datetime | None = None) -> pl.DataFrame:
-    """`restarts` of each attempt: what is told, or how many of the same job came before it if these are more.
-
-    An id that was given out again begins anew.
-
-    Args:
-        jobs: Columns of `raw_jobs`, one row an attempt.
-        since: As for `parse_sacct`.
-
-    Returns:
-        The jobs in the same order.
-    """
-    by_start = pl.coalesce("start_time", "end_time", pl.lit(_NEVER, dtype=TIME))
-    by_job = jobs.with_row_index("_at").sort("job_id", by_start, maintain_order=True)
-    before = {name: pl.col(name).shift(1) for name in ("job_id", "user", "end_time", "submit_time")}
-    at_its_end = (pl.col("submit_time") - before["end_time"]).abs() <= _SAME_MOMENT
-    within_it = pl.col("submit_time") <= before["submit_time"]  # the earlier one was keyed by its start
-    goes_on = (
-        (before["job_id"] == pl.col("job_id")) & before["user"].eq_missing(pl.col("user")) & (at_its_end | within_it)
-    ).fill_null(False)
-    by_job = by_job.with_columns((~goes_on).cum_sum().alias("_chain")).with_columns(
-        (pl.col("_at").cum_count().over("_chain") - 1).cast(pl.Int64).alias("_counted"),
-        pl.col("submit_time").min().over("_chain").alias("_first"),
+def _parts_of_resized(frame: pl.DataFrame) -> pl.DataFrame:
+    """Of jobs that changed their size the later parts: from the change on, with what they were given then."""
+    changed = (
+        (pl.col("submit_time") > pl.col("start_time"))
+        & (pl.col("state") != PENDING)
+        & (pl.col("end_time").is_null() | (pl.col("end_time") >= pl.col("submit_time")))
     )
-    whole = pl.lit(False) if since is None else pl.col("_first") >= since
-    counted = pl.when(whole | (pl.col("_counted") > 0)).then("_counted")
-    restarts = by_job.select("_at", pl.max_horizontal("restarts", counted).alias("restarts")).sort("_at")["restarts"]
-    return jobs.with_columns(restarts.cast(pl.Int32))
+    before_s = (pl.col("submit_time") - pl.col("start_time")).dt.total_seconds()
+    whole_s = (pl.col("end_time") - pl.col("start_time")).dt.total_seconds() - pl.col("_suspended_s")
+    ran_s = pl.coalesce("elapsed_s", pl.when(whole_s >= 0).then(whole_s))
+    frame = frame.with_columns(ran_s.alias("elapsed_s"), changed.fill_null(False).alias("_is_part"))
+    part = pl.col("_is_part")
+    return frame.with_columns(
+        pl.when(part).then("submit_time").otherwise("start_time").alias("start_time"),
+        # The part's elapsed time is told from the job's start on.
+        pl.when(part).then((ran_s - before_s).clip(lower_bound=0)).otherwise(ran_s).alias("elapsed_s"),
+        pl.when(part & (pl.col("_gpus") > 0))
+        .then(pl.coalesce("_gpus_given", "_gpus"))
+        .otherwise("_gpus")
+        .alias("_gpus"),
+        pl.when(part).then(pl.coalesce("_cpus_given", "cpus")).otherwise("cpus").alias("cpus"),
+        pl.when(part).then(pl.coalesce("_nodes_given", "nodes")).otherwise("nodes").alias("nodes"),
+    )
 
 
 def _possible(name: str) -> pl.Expr:

@@ -14,18 +14,12 @@ import polars as pl
 
 from pipelines.sources import Finding, LiveJobs, SourceError
 from pipelines.sources.inventory import exists, nodes_frame, occupied, read_inventory
-from pipelines.sources.sacct import (
-    DELIMITERS,
-    LIVE_STATES,
-    SacctError,
-    count_restarts,
-    empty_jobs,
-    parse_sacct,
-    settle_attempts,
-)
+from pipelines.sources.sacct import DELIMITERS, LIVE_STATES, SacctError, empty_jobs, parse_sacct
+from pipelines.sources.sacct_attempts import count_restarts, settle_attempts
 from pipelines.words import counted
 
 _SETTLE = 64_000  # characters that stood still before they are set aside
+_MOST_LINES_BACK = 1000  # that are looked at for the beginning of a job's record
 
 
 def overlapping(jobs: pl.DataFrame, start: datetime, end: datetime) -> pl.DataFrame:
@@ -65,12 +59,17 @@ def _common_prefix(old: str, new: str) -> int:
 
 
 def _record_start(text: str, before: int, header: str) -> int:
-    """The last place at or before `before` where a whole record begins; names may hold newlines."""
-    fields = max(header.count(delimiter) for delimiter in DELIMITERS)
+    """The last place at or before `before` where a whole record of a job begins, as its steps stand behind it.
+
+    Names may hold newlines.
+    """
+    delimiter = max(DELIMITERS, key=header.count)
+    names = [name.strip().lower() for name in header.split(delimiter)]
+    id_at = names.index("jobidraw" if "jobidraw" in names else "jobid")
     at = text.rfind("\n", 0, before) + 1
-    for _ in range(100):
-        line = text[at : text.find("\n", at)]
-        if at <= len(header) or max(line.count(delimiter) for delimiter in DELIMITERS) >= fields:
+    for _ in range(_MOST_LINES_BACK):
+        fields = text[at : text.find("\n", at)].split(delimiter)
+        if at <= len(header) or (len(fields) >= len(names) and "." not in fields[id_at]):
             return at
         at = text.rfind("\n", 0, at - 1) + 1
     return 0

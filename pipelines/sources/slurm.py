@@ -1,8 +1,8 @@
 """Jobs and nodes from a real Slurm: through its commands (sacct, squeue, scontrol), or through slurmrestd.
 
-Here belongs what is asked for what, and how the database's word and the queue's are laid over each other. The commands
-stand in `slurm_reader.py`, the REST interface in `slurmrestd.py`, what the output means in `sacct.py` and
-`slurm_text.py`, limits and policies in `slurm_policy.py`. Text output only: `--json` is not built into every Slurm.
+Here belongs what is asked for what. The commands stand in `slurm_reader.py`, the REST interface in `slurmrestd.py`,
+what the output means in `sacct.py` and `slurm_text.py`, how the queue's word is laid over the database's in
+`slurm_overlay.py`, limits and policies in `slurm_policy.py`. Text output only: `--json` is not built into every Slurm.
 Where accounting is off, jobs come from the controller's memory and the job completion file.
 """
 
@@ -20,11 +20,13 @@ import polars as pl
 from pipelines.sources import Finding, LiveJobs, SourceError
 from pipelines.sources.inventory import complete, nodes_frame, read_inventory
 from pipelines.sources.job_states import changed_states, job_states, no_states
-from pipelines.sources.sacct import LIVE_STATES, count_restarts, empty_jobs
+from pipelines.sources.sacct import LIVE_STATES, empty_jobs
+from pipelines.sources.sacct_attempts import count_restarts
 from pipelines.sources.sacct_file import overlapping
 from pipelines.sources.slurm_budget import Budget
 from pipelines.sources.slurm_commands import Commands
 from pipelines.sources.slurm_log import PreemptionLog, with_preemptors
+from pipelines.sources.slurm_overlay import laid_over
 from pipelines.sources.slurm_reader import CommandReader, Reader
 from pipelines.sources.slurm_text import parse_jobcomp
 from pipelines.words import counted
@@ -88,7 +90,7 @@ class SlurmSource:
                 known = self._completed()
             # In this order: what the queue says is newer than what the database said.
             queue = self.reader.queue().drop("priority")
-            jobs = self._with_preemptors(count_restarts(_laid_over(known, queue)))
+            jobs = self._with_preemptors(count_restarts(laid_over(known, queue)))
             self._end()
         return overlapping(jobs, start, end)
 
@@ -234,27 +236,3 @@ def build_slurm(name: str, cluster: Cluster, state: Path) -> SlurmSource:
 def slurm_budget(name: str, cluster: Cluster, state: Path) -> Budget:
     """The budget that all processes which read this cluster share; a question waits its turn for two time-outs."""
     return Budget(name, state / "slurm" / name, cluster.slurm_rpcs_per_minute, 2 * cluster.slurm_timeout_s)
-
-
-def _laid_over(known: pl.DataFrame, queue: pl.DataFrame) -> pl.DataFrame:
-    """The queue's rows over the database's.
-
-    The database lags behind the queue, but an answer of the queue that is shared may be the older one: where the
-    database was read later and tells of a later stage of the same attempt, its row stays.
-    """
-    key = ["job_id", "submit_time"]
-    stage = pl.when(pl.col("state") == "PENDING").then(0).when(pl.col("state").is_in(LIVE_STATES)).then(1).otherwise(2)
-    both = queue.select(*key, "observed_at", stage.alias("_stage")).join(
-        known.select(*key, pl.col("observed_at").alias("_known_at"), stage.alias("_known_stage")), on=key
-    )
-    outdated = both.filter((pl.col("_known_stage") > pl.col("_stage")) & (pl.col("_known_at") > pl.col("observed_at")))
-    queue = queue.join(outdated, on=key, how="anti")
-    asked = ("cpus", "gpus", "memory_mib", "nodes", "time_limit_s", "name", "user", "account")
-    told = known.select(*key, *asked).with_columns(
-        pl.when(pl.col("gpus") > 0).then(pl.col("gpus"))  # GPUs need not be counted by the database
-    )
-    newer = queue.join(told, on=key, how="left", suffix="_asked").with_columns(
-        pl.coalesce(f"{name}_asked", name).alias(name) for name in asked
-    )
-    rest = known.join(queue, on=key, how="anti")
-    return pl.concat([rest, newer.select(known.columns)]).sort("submit_time", "job_id")

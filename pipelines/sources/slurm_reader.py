@@ -17,14 +17,8 @@ import polars as pl
 from pipelines.sources import SourceError
 from pipelines.sources.inventory import complete_places
 from pipelines.sources.places import topology_places
-from pipelines.sources.sacct import (
-    SACCT_FIELDS,
-    SacctError,
-    count_restarts,
-    jobs_frame,
-    parse_sacct,
-    settle_attempts,
-)
+from pipelines.sources.sacct import SACCT_FIELDS, SacctError, jobs_frame, parse_sacct
+from pipelines.sources.sacct_attempts import count_restarts, settle_attempts
 from pipelines.sources.slurm_commands import Commands
 from pipelines.sources.slurm_text import parse_nodes, parse_topology
 
@@ -120,7 +114,7 @@ class CommandReader:
         fields = (*(("Restarts",) if array and self.commands.has_field("Restarts") else ()), *SACCT_FIELDS)
         # --parsable ends each record with the delimiter: names may hold newlines.
         text, at = self.commands.ask(
-            "sacct", "--allusers", "--allocations", "--duplicates", *array, "--parsable", f"--delimiter={_FIELD}",
+            "sacct", "--allusers", "--duplicates", *array, "--parsable", f"--delimiter={_FIELD}",
             "--noconvert", f"--starttime={first}", f"--endtime={last}", f"--format={','.join(fields)}",
         )  # fmt: skip
         try:

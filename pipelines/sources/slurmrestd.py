@@ -24,7 +24,15 @@ from pipelines.sources.sacct import jobs_frame
 from pipelines.sources.slurm_budget import Budget, Price
 from pipelines.sources.slurm_reader import with_priorities
 from pipelines.sources.slurm_text import node_row
-from pipelines.sources.slurmrestd_fields import accounted_fields, list_of, node_fields, object_of, queued_fields, word
+from pipelines.sources.slurmrestd_fields import (
+    accounted_fields,
+    list_of,
+    node_fields,
+    object_of,
+    queued_fields,
+    step_fields,
+    word,
+)
 
 _NEWEST = (0, 0, 45)  # newer schemas are read as this one would be, with a warning
 _JOBS_PATH = re.compile(r"^/slurm/v(\d+)\.(\d+)\.(\d+)/jobs/?$")
@@ -33,8 +41,8 @@ _DOCUMENT, _QUEUE, _NODES, _HISTORY = Price(1, 3600, 86_400), Price(1, 15, 120),
 _MAX_ANSWER_BYTES = 2**30  # some 200,000 jobs
 _COLUMNS = (
     "JobIDRaw", "JobID", "User", "Account", "Partition", "Submit", "Eligible", "Start", "End", "State", "ExitCode",
-    "RestartCnt", "NNodes", "ReqCPUS", "NCPUS", "ReqTRES", "AllocTRES", "TresPerNode", "TresPerJob", "TimelimitRaw",
-    "NodeList", "Reason", "JobName",
+    "ElapsedRaw", "SuspendedRaw", "MaxRSS", "RestartCnt", "NNodes", "ReqCPUS", "NCPUS", "ReqTRES", "AllocTRES",
+    "TresPerNode", "TresPerJob", "TimelimitRaw", "NodeList", "Reason", "JobName",
 )  # fmt: skip
 Version = tuple[int, int, int]
 
@@ -121,11 +129,11 @@ class RestReader:
         """
         path = f"/slurmdb/{_text(self.version())}/jobs"
         query = {"start_time": f"uts{int(start.timestamp())}", "end_time": f"uts{int(end.timestamp()) + 1}"}
-        wanted = {"skip_steps": "true", "show_duplicates": "true"}
-        query |= {name: value for name, value in wanted.items() if name in self._parameters}
+        if "show_duplicates" in self._parameters:
+            query["show_duplicates"] = "true"
         at = datetime.now(UTC)
         jobs = self._jobs(self._get(path, _HISTORY, query))
-        return self._frame([accounted_fields(job) for job in jobs], at, start)
+        return self._frame([fields for job in jobs for fields in (accounted_fields(job), *step_fields(job))], at, start)
 
     def queue(self) -> pl.DataFrame:
         """Columns of `raw_jobs` and `priority`: every job that the controller remembers.

@@ -95,12 +95,30 @@ def accounted_fields(job: dict[str, Any]) -> dict[str, str]:
         "User": word(job.get("user")), "Account": word(job.get("account")), "Partition": word(job.get("partition")),
         "Submit": word(when.get("submission")), "Eligible": word(when.get("eligible")),
         "Start": word(when.get("start")), "End": word(when.get("end")), "State": said,
+        "ElapsedRaw": word(when.get("elapsed")), "SuspendedRaw": word(when.get("suspended")),
         "ExitCode": _exit_code(job.get("exit_code"), said), "RestartCnt": word(job.get("restart_cnt")),
         "NNodes": word(_number(job.get("allocation_nodes")) or None), "ReqCPUS": word(required.get("CPUs")),
         "ReqTRES": _tres(tres.get("requested")), "AllocTRES": _tres(tres.get("allocated")),
         "TimelimitRaw": _limit(when.get("limit")), "NodeList": word(job.get("nodes")),
         "Reason": word(state.get("reason")), "JobName": word(job.get("name")),
     }  # fmt: skip
+
+
+def step_fields(job: dict[str, Any]) -> list[dict[str, str]]:
+    """Steps of a job of slurmdb under sacct's names."""
+    job_id, rows = word(job.get("job_id")), []
+    for step in map(object_of, list_of(job.get("steps"))):
+        about, when = object_of(step.get("step")), object_of(step.get("time"))
+        name = word(about.get("id")).rpartition(".")[2] or word(about.get("name"))
+        said = word(step.get("state"))
+        most = list_of(object_of(object_of(step.get("tres")).get("consumed")).get("max"))
+        memory = [_number(part.get("count")) for part in map(object_of, most) if part.get("type") == "mem"]
+        rows.append({
+            "JobIDRaw": f"{job_id}.{name}", "Start": word(when.get("start")), "End": word(when.get("end")),
+            "State": said, "ExitCode": _exit_code(step.get("exit_code"), said),
+            "MaxRSS": str(int(memory[0])) if memory and memory[0] is not None else "",
+        })  # fmt: skip
+    return rows
 
 
 def queued_fields(job: dict[str, Any]) -> dict[str, str]:
