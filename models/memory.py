@@ -6,8 +6,8 @@ Sources, each line's beside it in `estimate`:
   3.1 and figure 1 (2 + 2 + K bytes per parameter, K = 12 for Adam in mixed precision; stages 1 to 3 divide by the
   replicas).
 - Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4
-  with table 2: s·b·h·(34 + 5·a·s/h) bytes a layer, what tensor and sequence parallelism divide of it, and what the first
-  stage of a 1F1B or interleaved pipeline holds. For other shapes the same tensors are counted one by one.
+  with table 2: s·b·h·(34 + 5·a·s/h) bytes a layer, what tensor and sequence parallelism divide of it, and what the
+  first stage of a 1F1B or interleaved pipeline holds. For other shapes the same tensors are counted one by one.
 - Parameters: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", equation 2.
 
 Here belong the formulas. Inputs and their checks: `memory_inputs.py`; what would make a job fit: `memory_advice.py`.
