@@ -108,23 +108,19 @@ class Isotonic:
 
     @classmethod
     def fit(cls, raw: Floats, happened: NDArray[Any]) -> Isotonic:
-        """Pool adjacent violators; bins are kept off 0 and 1 by one imagined outcome each."""
+        """Least squares among rising maps; its steps are kept off 0 and 1 by two imagined outcomes of the base rate."""
+        from sklearn.isotonic import isotonic_regression
+
         if len(raw) < MIN_ROWS:
             return cls.identity()
-        order = np.argsort(raw, kind="stable")
-        # Equal raw values are one block from the start.
-        values, first = np.unique(raw[order], return_index=True)
-        hits = np.add.reduceat(np.asarray(happened, dtype=np.float64)[order], first)
-        counts = np.diff([*first, len(raw)]).astype(np.float64)
-        blocks: list[list[float]] = []  # sum of hits, rows, sum of raw × rows
-        for value, hit, count in zip(values, hits, counts, strict=True):
-            blocks.append([hit, count, value * count])
-            while len(blocks) > 1 and blocks[-2][0] * blocks[-1][1] >= blocks[-1][0] * blocks[-2][1]:
-                last = blocks.pop()
-                blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
-        at = np.array([block[2] / block[1] for block in blocks])
-        base = hits.sum() / len(raw)
-        share = np.array([(block[0] + 2 * base) / (block[1] + 2) for block in blocks])
+        values, number = np.unique(raw, return_inverse=True)
+        counts = np.bincount(number).astype(np.float64)
+        hits = np.bincount(number, weights=np.asarray(happened, dtype=np.float64))
+        level = isotonic_regression(hits / counts, sample_weight=counts)
+        first = np.flatnonzero(np.diff(level, prepend=-1.0) > 1e-9)  # of each step
+        rows, step_hits = np.add.reduceat(counts, first), np.add.reduceat(hits, first)
+        at = np.add.reduceat(values * counts, first) / rows
+        share = (step_hits + 2 * hits.sum() / len(raw)) / (rows + 2)
         return cls(at, np.maximum.accumulate(share))
 
     def apply(self, raw: Floats) -> Floats:

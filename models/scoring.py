@@ -61,10 +61,8 @@ def brier(probability: Floats, happened: NDArray[Any]) -> Floats:
 def auroc(score: Floats, happened: NDArray[Any]) -> float | None:
     """Area under the ROC curve, ties counted half; None when only one class is there."""
     happened = np.asarray(happened, dtype=bool)
-    positives, negatives = int(happened.sum()), int((~happened).sum())
-    if not positives or not negatives:
+    if happened.all() or not happened.any():
         return None
-    _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2
-    total = float(ranks[inverse][happened].sum())
-    return (total - positives * (positives + 1) / 2) / (positives * negatives)
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(happened, score))
