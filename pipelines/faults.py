@@ -78,7 +78,8 @@ def read_signs(
     )
     lost = writer.query(
         'SELECT node_list, end_time AS start_time FROM core_jobs WHERE "cluster" = ? AND end_time >= ? '
-        "AND end_time < ? AND state = 'NODE_FAIL' AND node_list IS NOT NULL AND node_list NOT LIKE '%,%'",
+        "AND end_time < ? AND (state = 'NODE_FAIL' OR state = 'BOOT_FAIL' AND job_id NOT SIMILAR TO '.*[-/].*') "
+        "AND node_list IS NOT NULL AND node_list NOT LIKE '%,%'",
         [cluster, begin, end],
     ).rename({"node_list": "node"})  # of a job on several nodes the record does not say which one failed
     silent = read_silences(writer, cluster, begin, end)

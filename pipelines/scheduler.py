@@ -5,6 +5,7 @@ Jobs, their states and nodes stand in `pipelines/job_history.py`; each kind of a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -15,7 +16,10 @@ from pipelines.sources import JobSource, SourceError
 from pipelines.store import Store, Writer
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from pipelines.sources.kubernetes import KubernetesSource
+    from pipelines.sources.kubernetes_series import Asks
     from pipelines.sources.slurm import SlurmSource
 
 _POLICY, _QUEUES = "policy", "queues"  # marks
@@ -37,15 +41,18 @@ class SchedulerIngested:
     error: str | None = None
 
 
-def ingest_scheduler(store: Store, source: JobSource, cluster: str, matcher: str, now: datetime) -> SchedulerIngested:
+def ingest_scheduler(
+    store: Store, source: JobSource, cluster: str, matcher: str, now: datetime, api: Asks | None = None
+) -> SchedulerIngested:
     """Take in what the scheduler of one cluster tells now; nothing where it is none of Slurm and Kubernetes.
 
     Args:
         store: The store.
         source: The cluster's jobs.
         cluster: Name of the cluster.
-        matcher: Label matchers of the cluster's Prometheus, for queues of Kubernetes.
+        matcher: Label matchers of the cluster's Prometheus, for queues.
         now: Present time, UTC.
+        api: The Prometheus that exporters of Slurm are in; None: there is none.
 
     Returns:
         What was done; an outage stands in `error`.
@@ -55,10 +62,13 @@ def ingest_scheduler(store: Store, source: JobSource, cluster: str, matcher: str
     """
     from pipelines.sources.kubernetes import KubernetesSource
     from pipelines.sources.slurm import SlurmSource
+    from pipelines.sources.slurm_queues import slurm_queue_samples
 
     report = SchedulerIngested(cluster)
     if isinstance(source, SlurmSource):
         _slurm(store, source, cluster, now, report)
+        if api is not None:
+            _queues(store, api, cluster, matcher, now, report, slurm_queue_samples)
     elif isinstance(source, KubernetesSource):
         _kubernetes(store, source, cluster, matcher, now, report)
     return report
@@ -89,10 +99,23 @@ def _kubernetes(
     report.gpu_job_rows = gpus.rows
     report.warnings += gpus.warnings
     report.error = gpus.error
+    _queues(store, source.api, cluster, matcher, now, report, queue_samples)
+
+
+def _queues(
+    store: Store,
+    api: Asks,
+    cluster: str,
+    matcher: str,
+    now: datetime,
+    report: SchedulerIngested,
+    read: Callable[..., pl.DataFrame],
+) -> None:
+    """What exporters say of queues since the last time; of an outage the last hours."""
     mark = store.mark(cluster, _QUEUES)
     start = now - _QUEUES_SPAN if mark is None else max(mark, now - _QUEUES_SPAN)
     try:
-        queues = queue_samples(source.api, cluster, start, now, matcher=matcher)
+        queues = read(api, cluster, start, now, matcher=matcher)
     except SourceError as error:
         report.error = report.error or str(error)
         return

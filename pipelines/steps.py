@@ -105,8 +105,17 @@ def ingest_scheduler_of(
 ) -> SchedulerIngested:
     """Reservations, limits, priorities, queues, and the GPUs that jobs hold; `source` as of `ingest_jobs_of`."""
     try:
-        with _jobs_of(settings, cluster, source) as jobs:
-            return ingest_scheduler(store, jobs, cluster, settings.cluster(cluster).prometheus_matcher, now)
+        about = settings.cluster(cluster)
+        with ExitStack() as stack:
+            jobs = stack.enter_context(_jobs_of(settings, cluster, source))
+            api = None
+            if about.telemetry == "prometheus" and about.jobs == "slurm":
+                from pipelines.sources.promql import PromQL
+                from pipelines.sources.promql_access import access_of
+
+                api = PromQL(cluster, about.prometheus_url, about.prometheus_timeout_s, access_of(about))
+                stack.enter_context(closing(api))
+            return ingest_scheduler(store, jobs, cluster, about.prometheus_matcher, now, api)
     except SourceError as error:
         return SchedulerIngested(cluster, error=str(error))
 

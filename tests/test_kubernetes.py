@@ -335,6 +335,14 @@ def test_queues_of_volcano_and_kueue(prometheus: Callable[..., Prometheus]) -> N
         queue("kueue_cluster_queue_nominal_quota", float("inf"), cluster_queue="cq", flavor="h100", resource="cpu"),
         queue("kueue_preempted_workloads_total", 7, preempting_cluster_queue="cq", reason="InClusterQueue"),
         queue("volcano_unschedule_job_count", 3),
+        queue("volcano_unschedule_task_count", 5, job_id="ml/llm"),
+        queue("volcano_job_share", 0.25, job_ns="ml", job_id="llm"),
+        queue("volcano_job_retry_counts", 2, job_id="llm"),
+        queue("volcano_namespace_share", 0.75, namespace_name="ml"),
+        queue("volcano_schedule_attempts_total", 8, result="unschedulable"),
+        queue("volcano_e2e_scheduling_latency_milliseconds_sum", 1500),
+        queue("volcano_e2e_scheduling_latency_milliseconds_count", 6),
+        queue("volcano_e2e_scheduling_latency_milliseconds_bucket", 6, le="5"),
     ]
     twice = [(metric, labels | {"instance": "b"}, value - 1) for metric, labels, value in series[:1]]
     past = ksm.history((at(0), at(10), series), (at(5), at(8), twice))
@@ -346,7 +354,10 @@ def test_queues_of_volcano_and_kueue(prometheus: Callable[..., Prometheus]) -> N
     assert found == {
         ("volcano", "train", "allocated:cpu"): 32, ("volcano", "train", "deserved:nvidia_com_gpu"): 16,
         ("volcano", "train", "allocated:pods"): 3, ("volcano", "train", "share"): 0.5,
-        ("volcano", "", "unscheduled_jobs"): 3,
+        ("volcano", "", "unscheduled_jobs"): 3, ("volcano", "", "unscheduled_tasks:ml/llm"): 5,
+        ("volcano", "", "job_share:ml/llm"): 0.25, ("volcano", "", "job_retries_total:llm"): 2,
+        ("volcano", "", "namespace_share:ml"): 0.75, ("volcano", "", "schedule_attempts_total:unschedulable"): 8,
+        ("volcano", "", "e2e_scheduling_s_total"): 1.5, ("volcano", "", "e2e_scheduling_total"): 6,
         ("kueue", "cq", "pending_jobs:inadmissible"): 4, ("kueue", "cq", "pending_jobs:active"): 2,
         ("kueue", "cq", "allocated:nvidia_com_gpu@h100"): 24,
         ("kueue", "cq", "preempted_jobs_total:InClusterQueue"): 7,

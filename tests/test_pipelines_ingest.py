@@ -275,6 +275,21 @@ def test_a_fatal_xid_is_one_fault_with_an_end(store, afters):
     assert faults_after(store, source, *afters) == [("n1", "GPU-00", "gpu_fallen_off_bus", 79, 405, 720)]
 
 
+def test_a_node_that_could_not_boot_for_a_job_is_a_fault_and_a_container_that_could_not_start_is_none(store):
+    at_s = (400, 500, 600, 700)
+    states = ("BOOT_FAIL", "FAILED", "BOOT_FAIL", "BOOT_FAIL")
+    jobs = [
+        job(number, 0, 10, end_s, state=state, nodes=nodes)
+        for number, (end_s, state, nodes) in enumerate(
+            zip(at_s, states, (("n1",), ("n2",), ("n2",), ("n1", "n2")), strict=True), 1
+        )
+    ]
+    jobs[2]["job_id"] = "ml/train"  # of Kubernetes
+    ingest_jobs(store, Queue(*jobs), "alpha", START + seconds(800))
+    found = faults_after(store, Recorded(), 2420)
+    assert [row[:5] for row in found] == [("n1", "", "job_node_fail", None, 400)]
+
+
 @pytest.mark.parametrize("afters", [(1220, 1820, 2420, 3020), (3020,)])
 def test_silence_of_a_gpu_or_a_node_is_a_fault_and_of_everyone_is_not(store, afters):
     source = Recorded()

@@ -1,7 +1,7 @@
 """What Volcano and Kueue say of their queues, as rows of `core_queue_samples`.
 
 Metric names become short ones with their unit; of a resource the name follows a colon, as `allocated:nvidia_com_gpu`.
-Counters stay counters. Series that two instances give at once become one, by the larger value.
+Of a job, namespace, result or stage likewise. Counters stay counters; of histograms sum and count are kept.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-import numpy as np
 import polars as pl
 
-from features.vocabulary import TIME, schema
-from pipelines.sources import empty_frame
-from pipelines.sources.kubernetes_series import Asks, labels_of, plain_labels
+from pipelines.sources.kubernetes_series import Asks, plain_labels
+from pipelines.sources.queue_series import QueueSeries, read_queue_series
 
 _WHAT = ("allocated", "request", "deserved", "capacity")
 # Metric → (short name, scale). `{}` is filled by the resource.
@@ -32,6 +30,17 @@ VOLCANO: dict[str, tuple[str, float]] = {
     "volcano_queue_pod_group_unknown_count": ("unknown_jobs", 1.0),
     "volcano_unschedule_job_count": ("unscheduled_jobs", 1.0),
     "volcano_pod_preemption_victims": ("preemption_victims", 1.0),
+    "volcano_total_preemption_attempts": ("preemption_attempts_total", 1.0),
+    "volcano_schedule_attempts_total": ("schedule_attempts_total:{}", 1.0),
+    "volcano_unschedule_task_count": ("unscheduled_tasks:{}", 1.0),
+    "volcano_job_share": ("job_share:{}", 1.0), "volcano_job_retry_counts": ("job_retries_total:{}", 1.0),
+    "volcano_namespace_share": ("namespace_share:{}", 1.0),
+    "volcano_e2e_job_scheduling_duration": ("job_scheduling_s:{}", 1e-3),
+    **{
+        f"volcano_{what}_scheduling_latency_milliseconds_{end}": (f"{what}_scheduling{unit}:{{}}", scale)
+        for what in ("e2e", "e2e_job", "task")
+        for end, unit, scale in (("sum", "_s_total", 1e-3), ("count", "_total", 1.0))
+    },
 }  # fmt: skip
 KUEUE: dict[str, tuple[str, float]] = {
     "kueue_pending_workloads": ("pending_jobs:{}", 1.0), "kueue_admitted_active_workloads": ("running_jobs", 1.0),
@@ -49,7 +58,8 @@ KUEUE: dict[str, tuple[str, float]] = {
 _ALL = VOLCANO | KUEUE
 _QUEUE_LABELS = ("cluster_queue", "queue_name", "queue", "preempting_cluster_queue")
 _ODD = re.compile(r"[^A-Za-z0-9]+")  # as kube-state-metrics writes names of resources
-_SUFFIXES = ("resource", "status", "reason")
+_SUFFIXES = ("resource", "status", "reason", "result", "namespace_name", "stage")
+_JOB = (("job_ns", "job_namespace"), ("job_id", "job_name"))
 
 
 def queue_samples(
@@ -72,37 +82,11 @@ def queue_samples(
         SourceError: No whole answer came.
     """
     more = f",{matcher}" if matcher.strip() else ""
-    span_s = max(int((end - start).total_seconds()), 1)
-    query = f'{{__name__=~"{"|".join(_ALL)}"{more}}}[{span_s}s:{step_s}s]'
-    matrix = api.matrix(query, int(end.timestamp()) * 1000)
-    named = [(i, *known) for i, raw in enumerate(matrix.labels) if (known := _identity(labels_of(raw)))]
-    if not named:
-        return empty_frame("core_queue_samples")
-    which = np.repeat(np.arange(len(matrix.labels)), matrix.counts)
-    frame = pl.DataFrame(
-        {
-            "ts": pl.Series(matrix.ts_ms).cast(pl.Datetime("ms", "UTC")).cast(TIME),
-            "series": which,
-            "value": matrix.values,
-        }
-    )
-    keys = pl.DataFrame(
-        named,
-        schema={"series": pl.Int64, "source": pl.String, "queue": pl.String, "metric": pl.String, "scale": pl.Float64},
-        orient="row",
-    )
-    rows = (
-        frame.join(keys, on="series")
-        .filter((pl.col("ts") >= start) & (pl.col("ts") < end) & pl.col("value").is_finite())
-        .group_by("ts", "source", "queue", "metric")
-        .agg((pl.col("value") * pl.col("scale")).max())
-        .with_columns(pl.lit(cluster).alias("cluster"))
-        .sort("queue", "metric", "ts")
-    )
-    return rows.select(pl.col(name).cast(dtype) for name, dtype in schema("core_queue_samples").items())
+    matchers = f'__name__=~"{"|".join(_ALL)}"{more}'
+    return read_queue_series(api, cluster, start, end, matchers, lambda series: list(map(_identity, series)), step_s)
 
 
-def _identity(labels: Mapping[str, str]) -> tuple[str, str, str, float] | None:
+def _identity(labels: Mapping[str, str]) -> QueueSeries | None:
     """Source, queue, metric and scale of a series; None when it was not asked for."""
     name = labels.get("__name__", "")
     if name not in _ALL:
@@ -112,6 +96,8 @@ def _identity(labels: Mapping[str, str]) -> tuple[str, str, str, float] | None:
     queue = next((plain[label] for label in _QUEUE_LABELS if plain.get(label)), "")
     told = next((plain[label] for label in _SUFFIXES if plain.get(label)), "")
     flavor = f"@{plain['flavor']}" if plain.get("flavor") and ":" in metric else ""
-    metric = metric.format(_ODD.sub("_", told)) if told else metric.removesuffix(":{}")
+    job = "/".join(plain[found] for names in _JOB if (found := next((n for n in names if plain.get(n)), None)))
+    told = _ODD.sub("_", told) or job
+    metric = metric.format(told) if told else metric.removesuffix(":{}")
     scale = 1.0 if told == "pods" else scale
-    return ("volcano" if name in VOLCANO else "kueue"), queue, metric + flavor, scale
+    return QueueSeries("volcano" if name in VOLCANO else "kueue", queue, metric + flavor, scale)
