@@ -329,6 +329,21 @@ def estimate_memory(gpu_memory: str | None, as_json: bool, **asked: Any) -> None
     raise SystemExit(0 if print_estimate(training, capacity_bytes, as_json=as_json) else 1)
 
 
+@cli.command("memory-use", epilog=_example("weatherglass memory-use --cluster prod --since 14d"))
+@_cluster
+@click.option("--since", type=_Length(), default="7d", show_default=True, metavar="TIME", help="How far back, as 14d.")
+@click.option("--top", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Lines at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, all of it.")
+def memory_use(cluster: str | None, since: timedelta, top: int, as_json: bool) -> None:
+    """Show device memory that jobs had and used.
+
+    By user and name family, those that leave most unused first, and which smaller slice or GPU would hold them.
+    """
+    from pipelines.memory_report import print_memory_use
+
+    print_memory_use(_settings(), cluster, datetime.now(UTC), since, top=top, as_json=as_json)
+
+
 @cli.command(
     "checkpoint-advice",
     epilog=_example("weatherglass checkpoint-advice --gpus 1024 --checkpoint-s 60 --cluster prod --runtime 7d"),

@@ -5,8 +5,36 @@ No formulas here: `models/memory.py` and `features/memory_use.py` have them.
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
 from models.memory_inputs import GIB, Training
 from scheduler_hints.memory_estimates import MemoryEstimate, memory_answer
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from pipelines.settings import Settings
+    from pipelines.store import Reader
+
+# A sample belongs to the job that held the GPU then; where no interval says so, to the job that its own labels name.
+_PEAKS = """
+WITH s AS (
+    SELECT node, gpu_uuid, ts, job_id, fb_used_bytes, fb_total_bytes FROM core_gpu_samples
+    WHERE "cluster" = $cluster AND ts >= $begin AND ts < $end AND fb_used_bytes IS NOT NULL
+), j AS (
+    SELECT node, gpu_uuid, job_id, start_time, end_time, is_shared FROM core_gpu_jobs
+    WHERE "cluster" = $cluster AND start_time < $end AND (end_time IS NULL OR end_time > $begin)
+), held AS (
+    SELECT s.node, s.gpu_uuid, s.fb_used_bytes, s.fb_total_bytes,
+        j.job_id IS NOT NULL AND (j.end_time IS NULL OR s.ts < j.end_time) AS is_held, j.is_shared,
+        j.job_id AS holder, s.job_id AS labelled
+    FROM s ASOF LEFT JOIN j ON s.node = j.node AND s.gpu_uuid = j.gpu_uuid AND s.ts >= j.start_time
+)
+SELECT CASE WHEN is_held THEN holder ELSE labelled END AS job_id, node, gpu_uuid,
+    max(fb_used_bytes)::DOUBLE AS peak_bytes, max(fb_total_bytes)::DOUBLE AS capacity_bytes, count(*)::BIGINT AS samples
+FROM held WHERE NOT (is_held AND coalesce(is_shared, false)) GROUP BY ALL HAVING job_id IS NOT NULL AND job_id <> ''
+"""
 
 
 def print_estimate(training: Training, capacity_bytes: int | None, *, as_json: bool = False) -> bool:
@@ -54,4 +82,94 @@ def estimate_lines(answer: MemoryEstimate, training: Training) -> list[str]:
         out.append(f"  {change.change:<{width}}  {change.total_bytes / GIB:>9.2f} GiB on {change.gpus:,} GPUs   {fate}")
     if not any(change.fits for change in answer.changes):
         out.append("no combination of them fits: more GPUs, a smaller model or shorter sequences are needed")
+    return out
+
+
+def read_memory_use(reader: Reader, cluster: str, begin: datetime, end: datetime) -> pl.DataFrame:
+    """Requested and used device memory of a cluster's jobs, as `features.memory_use.memory_of_jobs` has it.
+
+    GPUs that several jobs share are left out: no one knows whose memory it is.
+
+    Args:
+        reader: Store at one snapshot.
+        cluster: Name of the cluster.
+        begin: UTC, included.
+        end: UTC, excluded.
+    """
+    from features.memory_use import PEAKS, memory_of_jobs
+
+    peaks = reader.query(_PEAKS, {"cluster": cluster, "begin": begin, "end": end})
+    jobs = reader.query(
+        'SELECT job_id, submit_time, "user", name, gpus, state, start_time, end_time FROM core_jobs '
+        'WHERE "cluster" = ? AND start_time < ? AND (end_time > ? OR (end_time IS NULL '
+        "AND state IN ('RUNNING', 'SUSPENDED'))) AND gpus > 0",
+        [cluster, end, begin],
+    )
+    return memory_of_jobs(peaks.cast(dict(PEAKS)), jobs, begin, end)
+
+
+def print_memory_use(
+    settings: Settings, cluster: str | None, now: datetime, since: timedelta, *, top: int, as_json: bool = False
+) -> None:
+    """Print which jobs leave most device memory unused, by user and name family.
+
+    Raises:
+        SettingsError: There is no such cluster, or none at all.
+        StoreError: There is no store yet, or it cannot be read.
+    """
+    from features.memory_use import memory_by_family
+    from pipelines.compose import clusters_of
+    from pipelines.store import Store
+
+    out = []
+    with Store.open(settings.store_url, settings.store_data_path, read_only=True) as store:
+        for name in clusters_of(settings, cluster):
+            with store.reader() as reader:
+                of_jobs = read_memory_use(reader, name, now - since, now)
+            families = memory_by_family(of_jobs)
+            if as_json:
+                out.append({"cluster": name, "jobs": of_jobs.height, "families": families.to_dicts()})
+            else:
+                print("\n".join(use_lines(name, of_jobs, families, since, top)))
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(out), indent=2).decode())
+
+
+def use_lines(name: str, of_jobs: pl.DataFrame, families: pl.DataFrame, since: timedelta, top: int) -> list[str]:
+    """The use of memory as lines of text."""
+    from features.memory_use import HEADROOM
+    from pipelines.words import counted
+
+    days = since.total_seconds() / 86_400
+    judged = of_jobs["used_ratio"].count()
+    out = [f"{name}: {counted(of_jobs.height, 'job')} with GPUs in {days:.3g} days, memory of {judged:,} of them known"]
+    if not judged:
+        why = "their GPUs were not seen, were shared, or report no memory; `weatherglass doctor` checks the sources"
+        return [*out, f"  {why}"] if of_jobs.height else out
+    over = families.filter(families["share"] <= 0.5)
+    out.append(
+        f"  half a GPU's memory or less would do for {counted(len(over), 'family', 'families')}, "
+        f"{over['gpu_hours'].sum():,.0f} of {families['gpu_hours'].sum():,.0f} GPU-hours"
+    )
+    out.append(
+        f"  {'user':<12} {'jobs like':<24} {'jobs':>6} {'GPUs':>5} {'GPU-h':>9} {'peak':>11} {'of':>11}  would do"
+    )
+    for row in families.head(top).iter_rows(named=True):
+        wanted = "all of it"
+        if row["share"] < 1:
+            wanted = f"1/{round(1 / row['share'])}: {row['share'] * row['capacity_bytes'] / GIB:.0f} GiB"
+            wanted += ", as a MIG slice" if row["gpus"] == 1 else " GPUs"
+        peak, capacity = (f"{row[column] / GIB:>7.1f} GiB" for column in ("peak_bytes", "capacity_bytes"))
+        out.append(
+            f"  {(row['user'] or '?')[:12]:<12} {(row['family'] or '?')[:24]:<24} {row['judged']:>6,} "
+            f"{row['gpus']:>5,} {row['gpu_hours']:>9,.0f} {peak} {capacity}  {wanted}"
+        )
+    if families.height > top:
+        out.append(f"  … and {counted(families.height - top, 'more family', 'more families')}; --top shows more")
+    out.append(
+        f"  Peaks are of readings, with {HEADROOM:.0%} on top. Memory alone: whether the compute of a slice is enough "
+        "is not asked; an allocator that takes all memory at once hides what a job needs."
+    )
     return out
