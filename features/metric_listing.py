@@ -21,7 +21,8 @@ Every metric that Weatherglass knows, what it feeds, and how it is read. This pa
 
 - **feeds** is a column of the registry and the kind of thing it belongs to: `gpu` (samples of a GPU), `health`
   (counters and states of a GPU that change seldom), `xid` (one XID code of a GPU), `job` (the job on a GPU or node),
-  `link` (one NVLink), `port` (a network device and port), `node`.
+  `link` (one NVLink), `port` (a network device and port), `node`, `queue` (a value of `core_queue_samples`, named by
+  its metric; read from Prometheus).
   Metrics that feed no frame are read by the readers of Kubernetes, of queues and of jobs, or are only explained.
 - **×** is the scale: value × scale is in the column's unit.
 - **rank**: when a thing exposes several metrics of one column, the lowest rank whose value can be true wins. Spellings

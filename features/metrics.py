@@ -81,6 +81,7 @@ ENTITY_COLUMNS: dict[Entity, tuple[str, ...]] = {
     "port": (*PORT_RATES, *PORT_STATES),
     "node": NODE_QUANTITIES,
 }
+QUEUE_VALUE = "value"  # of `core_queue_samples`, by the readers of queues: names that they know, no mappings of a user
 METRICS: tuple[Metric, ...] = (
     *dcgm.ROWS, *nvidia_smi.ROWS, *amd.ROWS, *sensors.ROWS, *fabric.ROWS, *kubernetes.ROWS, *slurm.ROWS, *volcano.ROWS,
 )  # fmt: skip
@@ -194,7 +195,8 @@ def _changed(name: str, fields: Mapping[str, Any], known: list[Metric]) -> list[
 def _check(row: Metric) -> None:
     if row.entity not in ENTITIES:
         raise MetricError(f"{row.name}: entity = {row.entity!r}: valid: {', '.join(ENTITIES)}")
-    if row.column and row.column not in ENTITY_COLUMNS.get(row.entity, ()):
+    fed = (QUEUE_VALUE,) if row.entity == "queue" else ENTITY_COLUMNS.get(row.entity, ())
+    if row.column and row.column not in fed:
         valid = ", ".join(entity for entity, columns in ENTITY_COLUMNS.items() if row.column in columns)
         raise MetricError(f"{row.name}: entity = {row.entity!r}: {row.column} is a column of {valid}")
     if row.kind not in KINDS:

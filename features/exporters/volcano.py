@@ -1,4 +1,4 @@
-"""Batch schedulers of Kubernetes: Volcano and Kueue; nothing here feeds frames. Rows only, for readers of queues."""
+"""Batch schedulers of Kubernetes: Volcano and Kueue. Rows only; those with the column `value` become queue samples."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ _kueue = family("Kueue", "kueue_", entity="queue")
 _MILLI = 1e-3
 
 
-def _means(rows: Rows, names: str, meaning: str, scale: float = 1.0, **more: Any) -> list[Metric]:
+def _aside(rows: Rows, names: str, meaning: str, scale: float = 1.0, **more: Any) -> list[Metric]:
     return rows(names, "", scale, meaning=meaning, **more)
 
 
+def _means(rows: Rows, names: str, meaning: str, scale: float = 1.0, **more: Any) -> list[Metric]:
+    return rows(names, "value", scale, meaning=meaning, **more)
+
+
 ROWS: tuple[Metric, ...] = (
-    *_means(_volcano, " ".join(f"{name}_scheduling_latency_milliseconds_{end}" for name in ("e2e", "e2e_job", "task")
-                               for end in ("bucket", "sum")),
+    *_aside(_volcano, " ".join(f"{name}_scheduling_latency_milliseconds_bucket" for name in ("e2e", "e2e_job", "task")),
             "histogram of how long scheduling took, s (exposed in ms)", _MILLI, kind="counter"),
+    *_means(_volcano, " ".join(f"{name}_scheduling_latency_milliseconds_sum" for name in ("e2e", "e2e_job", "task")),
+            "how long scheduling took in all, s (exposed in ms)", _MILLI, kind="counter"),
     *_means(_volcano, " ".join(f"{name}_scheduling_latency_milliseconds_count" for name in ("e2e", "e2e_job", "task")),
             "how many were scheduled", kind="counter"),
-    *_means(_volcano, "plugin_scheduling_latency_* action_scheduling_latency_*",
+    *_aside(_volcano, "plugin_scheduling_latency_* action_scheduling_latency_*",
             "histogram of one plugin or action of the scheduler, as exposed", kind="counter"),
     *_means(_volcano, "e2e_job_scheduling_duration", "how long scheduling of a job took, s (exposed in ms)", _MILLI),
     *_means(_volcano, "schedule_attempts_total", "attempts, by result", kind="counter"),
@@ -42,14 +47,16 @@ ROWS: tuple[Metric, ...] = (
     *_means(_volcano, "queue_weight queue_overused", "weight of a queue; 1: it uses more than it deserves"),
     *_means(_volcano, "queue_pod_group_inqueue_count queue_pod_group_pending_count queue_pod_group_running_count "
             "queue_pod_group_unknown_count", "pod groups of a queue in a state"),
-    *_means(_kueue, "pending_workloads local_queue_pending_workloads", "workloads that wait, by status"),
+    *_means(_kueue, "pending_workloads", "workloads that wait, by status"),
+    *_aside(_kueue, "local_queue_pending_workloads", "the same of a namespace's own queue"),
     *_means(_kueue, "reserving_active_workloads admitted_active_workloads", "workloads that hold quota, or run"),
-    *_means(_kueue, "admitted_workloads_total evicted_workloads_total preempted_workloads_total "
-            "quota_reserved_workloads_total", "workloads since the controller started", kind="counter"),
-    *_means(_kueue, "admission_wait_time_seconds_bucket admission_wait_time_seconds_sum "
+    *_means(_kueue, "admitted_workloads_total evicted_workloads_total preempted_workloads_total",
+            "workloads since the controller started", kind="counter"),
+    *_aside(_kueue, "quota_reserved_workloads_total", "workloads since the controller started", kind="counter"),
+    *_aside(_kueue, "admission_wait_time_seconds_bucket admission_wait_time_seconds_sum "
             "quota_reserved_wait_time_seconds_bucket quota_reserved_wait_time_seconds_sum", "histogram of waits, s",
             kind="counter"),
-    *_means(_kueue, "cluster_queue_status", "1 in the series of the status that the queue has"),
+    *_aside(_kueue, "cluster_queue_status", "1 in the series of the status that the queue has"),
     *_means(_kueue, "cluster_queue_resource_usage cluster_queue_resource_reservation cluster_queue_nominal_quota "
             "cluster_queue_borrowing_limit cluster_queue_lending_limit cluster_queue_weighted_share",
             "use, quota and limits of a queue, by flavor and resource"),

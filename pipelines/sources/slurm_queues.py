@@ -103,7 +103,7 @@ def _row_of(name: str, owner: str | None) -> Metric | None:
         if len({row.scale for row in first.values()}) != 1:
             return None
     row = (own or rows)[0]
-    return None if row.meaning.endswith("do not believe it") else row
+    return row if row.column else None
 
 
 def _identity(labels: dict[str, str], owner: str | None) -> QueueSeries | None:
