@@ -107,13 +107,14 @@ def measure(jobs: pl.DataFrame, faults: pl.DataFrame, now: datetime) -> Interrup
     """Count interrupted jobs and their exposure.
 
     Args:
-        jobs: `nodes`, `state`, `node_list`, `start_time`, `end_time` (null while it runs), and `gpus`; where any job
-            has GPUs, only those with GPUs count. Jobs that never started or end before they start are passed over.
+        jobs: `nodes`, `state`, `start_time`, `end_time` (null while it runs), and where known `node_list` (without it
+            only NODE_FAIL counts) and `gpus` (where any job has some, only those with GPUs count). Jobs that never
+            started or end before they start are passed over.
         faults: `node`, `start_time`.
         now: End of the record, UTC.
     """
     ran = jobs.filter(pl.col("start_time").is_not_null() & (pl.col("nodes") > 0) & (pl.col("nodes") <= CLASSES[-1][1]))
-    if (ran["gpus"] > 0).any():
+    if "gpus" in ran.columns and (ran["gpus"] > 0).any():
         ran = ran.filter(pl.col("gpus") > 0)
     end = pl.col("end_time").fill_null(now)
     ran = ran.with_columns(days=(end - pl.col("start_time")).dt.total_seconds(fractional=True) / DAY_S)
@@ -132,6 +133,8 @@ def measure(jobs: pl.DataFrame, faults: pl.DataFrame, now: datetime) -> Interrup
 def _hit_by_faults(ran: pl.DataFrame, faults: pl.DataFrame) -> pl.DataFrame:
     """Failed jobs on whose nodes a fault began around their end: `row`, `is_hit`."""
     failed = ran.filter(pl.col("state").is_in(FAILED_STATES) & pl.col("end_time").is_not_null())
+    if failed.is_empty() or faults.is_empty() or "node_list" not in failed.columns:
+        return pl.DataFrame(schema={"row": failed.schema["row"], "is_hit": pl.Boolean})
     spots = failed.select("row", pl.col("node_list").str.split(",").alias("node"), "end_time").explode("node")
     begun = faults.select("node", pl.col("start_time").alias("fault_time")).drop_nulls().sort("fault_time")
     spots = spots.with_columns(last=pl.col("end_time") + AFTER).filter(pl.col("node").is_not_null()).sort("last")

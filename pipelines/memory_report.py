@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipelines.settings import Settings
     from pipelines.store import Reader
 
+_PIECE = timedelta(days=1)
 # A sample belongs to the job that held the GPU then; where no interval says so, to the job that its own labels name.
 _PEAKS = """
 WITH s AS (
@@ -96,16 +97,27 @@ def read_memory_use(reader: Reader, cluster: str, begin: datetime, end: datetime
         begin: UTC, included.
         end: UTC, excluded.
     """
+    import polars as pl
+
     from features.memory_use import PEAKS, memory_of_jobs
 
-    peaks = reader.query(_PEAKS, {"cluster": cluster, "begin": begin, "end": end})
+    pieces = []
+    first = begin
+    while first < end:  # a day at a time: what is held does not grow with the span
+        last = min(first + _PIECE, end)
+        pieces.append(reader.query(_PEAKS, {"cluster": cluster, "begin": first, "end": last}).cast(dict(PEAKS)))
+        first = last
+    peaks = pl.concat(pieces) if pieces else pl.DataFrame(schema=dict(PEAKS))
+    peaks = peaks.group_by("job_id", "node", "gpu_uuid").agg(
+        pl.col("peak_bytes").max(), pl.col("capacity_bytes").max(), pl.col("samples").sum()
+    )
     jobs = reader.query(
         'SELECT job_id, submit_time, "user", name, gpus, state, start_time, end_time FROM core_jobs '
         'WHERE "cluster" = ? AND start_time < ? AND (end_time > ? OR (end_time IS NULL '
         "AND state IN ('RUNNING', 'SUSPENDED'))) AND gpus > 0",
         [cluster, end, begin],
     )
-    return memory_of_jobs(peaks.cast(dict(PEAKS)), jobs, begin, end)
+    return memory_of_jobs(peaks, jobs, begin, end)
 
 
 def print_memory_use(

@@ -176,6 +176,13 @@ def test_interruptions_are_counted_as_the_paper_attributes_them() -> None:
     assert counted[1] < counted[0] < counted[2]
 
 
+def test_jobs_without_nodes_or_gpus_are_counted_by_their_state() -> None:
+    jobs = frame(a_job(("n1",), "NODE_FAIL", 48, 24), a_job(("n2",), "FAILED", 48, 24)).drop("node_list", "gpus")
+    found = measure(jobs, faults(("n2", NOW - timedelta(hours=24))), NOW)
+    assert (found.overall.failures, found.overall.node_days) == (1, pytest.approx(2))
+    assert measure(jobs.clear(), faults(), NOW) == prior()
+
+
 def test_rates_lean_on_the_published_ones_until_enough_was_seen() -> None:
     nothing = prior()
     assert nothing.overall.per_node_day * 1000 == pytest.approx(4.0)
