@@ -117,7 +117,7 @@ def test_sacct_in_batches_with_names_of_several_lines(tmp_path: Path, monkeypatc
     lines = [SACCT, *(sacct_line(i, JobName=f"name\nof {i}") for i in range(20))]
     report, jobs = run("sacct", write(tmp_path / "jobs.txt", *lines, end=""), tmp_path)
     assert jobs.sort(pl.col("job_id").cast(pl.Int32))["name"].to_list() == [f"name\nof {i}" for i in range(20)]
-    assert (report.read, report.dropped) == (20, {})
+    assert (report.read, report.dropped) == (40, {})
     assert [tally.count for tally in report.passed.values()] == [20]
 
 

@@ -300,11 +300,68 @@ def test_span_begins_at_the_first_sample(tmp_path: Path) -> None:
 def test_headers_in_the_middle_are_no_faults(tmp_path: Path) -> None:
     sacct = ["JobID|State|Submit", f"1|COMPLETED|{EPOCH}"]
     report, jobs = run("sacct", write(tmp_path / "a.txt", *sacct, sacct[0], f"2|COMPLETED|{EPOCH}"), tmp_path)
-    assert (len(jobs), report.read, report.dropped) == (2, 2, {})
+    assert (len(jobs), report.read, report.dropped) == (2, 3, {})
+    assert [tally.places for tally in report.passed.values()] == [[3]]
     csv = ["job_id,submit_time", f"1,{EPOCH}"]
     report, jobs = run("jobs", write(tmp_path / "a.csv", *csv, csv[0], f"2,{EPOCH}"), tmp_path)
-    assert (len(jobs), report.read, report.dropped) == (2, 2, {})
+    assert (len(jobs), report.read, report.dropped) == (2, 3, {})
     assert [tally.places for tally in report.passed.values()] == [[3]]
+
+
+def test_messages_of_slurm_are_no_names_and_the_sums_agree(tmp_path: Path) -> None:
+    said = [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection",
+        "sacct: Warning: jobs are missing",
+    ]
+    jobs = [f"{i}|COMPLETED|{EPOCH}|train" for i in range(3)]
+    lines = ["JobID|State|Submit|JobName", jobs[0], said[0], jobs[1], "the second line", *said[1:], jobs[2], said[0]]
+    report, frame = run("sacct", write(tmp_path / "a.txt", *lines), tmp_path)
+    assert frame.sort("job_id")["name"].to_list() == ["train", "train\nthe second line", "train"]
+    assert {reason: (tally.count, tally.places) for reason, tally in report.dropped.items()} == {
+        "messages of Slurm, no records": (4, [3, 6, 7, 9])
+    }
+    counted = [*report.passed.values(), *report.dropped.values()]
+    assert report.read == 8 == len(frame) + sum(tally.count for tally in counted)
+
+
+def test_a_start_before_the_submission_is_none(tmp_path: Path) -> None:
+    starts = [T0 - timedelta(days=30), T0 - timedelta(seconds=20), T0, None]
+    frame = pl.DataFrame({"job_id": list("1234"), "submit_time": [T0] * 4, "start_time": starts})
+    frame.write_parquet(tmp_path / "j.parquet")
+    report, jobs = run("jobs", tmp_path / "j.parquet", tmp_path)
+    assert jobs.sort("job_id")["start_time"].to_list() == [None, *starts[1:]]
+    assert nulled(report) == {"start_time": (1, [1])}
+    assert "1 value of start_time: before the submission of the job (row 1), as 2026-10-31 11:00:00" in report.text()
+
+
+def test_lines_of_no_page_are_dropped_with_their_numbers(tmp_path: Path) -> None:
+    bad = ["nonsense line here {{{", "hello", "<html>", 'a_metric{b="c"}', "7 8", "x{} soon", "a_metric 1 2 3"]
+    good = [
+        "a_metric 1", 'a_metric{b="c",} +Inf 1796036400000', '{"a.metric",b="c"} 1e-3', 'x{a="un"escaped}"} NaN',
+        'h_bucket{le="1"} 3 # {trace="x"} 0.5 1796036400.5', "total 17 1796036400 # {} 1", "  spaced\t5", "# HELP me",
+    ]  # fmt: skip
+    path = write(tmp_path / "a.prom", *good, *bad, _GOOD["exposition"].strip())
+    report, frame = run("exposition", path, tmp_path)
+    assert len(frame) == 1
+    (tally,) = report.dropped.values()
+    assert (tally.count, tally.places, tally.example) == (7, [9, 10, 11, 12, 13], bad[0])
+    assert report.read == 15
+    assert [tally.count for tally in report.passed.values()] == [7]
+
+
+def test_json_is_no_page(tmp_path: Path) -> None:
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    write(folder / "a.prom", _GOOD["exposition"].strip())
+    for i, body in enumerate((_GOOD["prometheus-json"], "[1]", "{}", '{ "data" : 1}')):
+        path = folder / f"{i}.json"
+        path.write_text(body)
+        with pytest.raises(ImportingError, match=r"this is JSON; a saved answer .* prometheus-json"):
+            run("exposition", path, tmp_path)
+    report, frame = run("exposition", folder, tmp_path)
+    assert len(frame) == 1
+    assert [(tally.count, tally.example) for tally in report.dropped.values()] == [(4, "0.json")]
 
 
 # --- options, words, encodings ----------------------------------------------------------------------------

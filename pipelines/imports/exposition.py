@@ -13,17 +13,28 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.imports import Piece, Task
-from pipelines.imports.lines import Line, batches
+from pipelines.imports import ImportingError, Piece, Task
+from pipelines.imports.lines import BROKEN, Line, batches, open_file
 from pipelines.imports.series import frames_of, in_milliseconds
 from pipelines.sources.exposition import ExpositionError, Page, parse_page
-from pipelines.sources.wide import Index, Samples
+from pipelines.sources.wide import UP, Index, Samples
 
+_LOOKED_AT = 4096
 _BATCH = 16 << 20  # one scrape, mostly: what a page says of itself stands together then
 _NAME_TIME = re.compile(
     r"(?<!\d)(\d{4})-?(\d\d)-?(\d\d)[T_ -]?(\d\d)[:_.-]?(\d\d)[:_.-]?(\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?(?!\d)"
 )
 _NAME_EPOCH = re.compile(r"(?<!\d)(\d{10})(\d{3})?(?!\d)")
+_NAME = re.compile(r"\s*([a-zA-Z_:][\w:]*)", re.ASCII)
+# Of metrics that nobody reads labels are not looked into: some exporters do not escape them.
+_SAMPLE = re.compile(
+    r"\s*(?:[a-zA-Z_:][\w:]*(?:\s*\{.*\}\s*|\s+)|\{.*\}\s*)[+-]?(?:[\d.]+(?:e[+-]?\d+)?|nan|inf(?:inity)?)"
+    r"(?:\s+[+-]?[\d.]+(?:e[+-]?\d+)?)?(?:\s+#.*)?\s*",
+    re.IGNORECASE | re.ASCII,
+)
+_UNUSED = "lines of metrics that are not used, or that name no GPU and no node"
+_JSON = re.compile(rb"\s*(?:\[|\{\s*(?:\}|\"(?:[^\"\\]|\\.)*\"\s*:))")
+_IS_JSON = "this is JSON; a saved answer of Prometheus is read by prometheus-json"
 _NO_TIME = "no time: name the file by its time, as 2026-11-30T12:00:00Z.prom, or give --at"
 
 
@@ -47,6 +58,9 @@ def read_exposition(task: Task) -> Iterator[Piece]:
 
     Yields:
         `raw_gpu_samples`, `core_node_samples` and what else the metrics feed.
+
+    Raises:
+        ImportingError: It is no text, or the only file is JSON.
     """
     index = Index(task.vocabulary)
     timed = [(time_of_name(path.name, task.zone), path) for path in task.files]
@@ -54,8 +68,13 @@ def read_exposition(task: Task) -> Iterator[Piece]:
     timed.sort(key=lambda item: (item[0] is None, item[0] or task.now, item[1].name))
     for told, path in timed:
         moment = told or task.at
+        if _is_json(path):
+            if len(task.files) == 1:
+                raise ImportingError(f"{path}: {_IS_JSON}")
+            task.report.drop(_IS_JSON, example=path.name)
+            continue
         for batch in batches(path, task.report, task.progress, _BATCH):
-            lines = [line for line in batch if not _breaks_off(line, task)]
+            lines = [line for line in batch if not _breaks_off(line, task) and _is_of_use(line, index, task)]
             page = _parse(lines, index, task, path)
             yield from _frames(page, index, moment, task)
 
@@ -66,6 +85,28 @@ def _breaks_off(line: Line, task: Task) -> bool:
     task.report.read += 1
     task.report.drop("the file breaks off in it", place=line.number, example=line.text)
     return True
+
+
+def _is_of_use(line: Line, index: Index, task: Task) -> bool:
+    """Whether the parser is to see a line; samples of metrics we do not know, and what is no sample, are counted."""
+    text = line.text
+    if text.startswith("#") or ((name := _NAME.match(text)) and (name[1] in index.table.variants or name[1] == UP)):
+        return True
+    task.report.read += 1
+    if _SAMPLE.fullmatch(text):
+        task.report.skip(_UNUSED, 1, line.number, text)
+    else:
+        task.report.drop("not a sample", place=line.number, example=text)
+    return False
+
+
+def _is_json(path: Path) -> bool:
+    opened, raw = open_file(path)
+    with raw, opened:
+        try:
+            return _JSON.match(opened.peek(_LOOKED_AT)) is not None
+        except BROKEN:
+            return False  # the reader meets it again, and counts it
 
 
 def _parse(lines: list[Line], index: Index, task: Task, path: Path) -> Page:
@@ -93,7 +134,7 @@ def _parse(lines: list[Line], index: Index, task: Task, path: Path) -> Page:
     task.report.read += data
     unused = data - bad - len(page.names)
     if unused > 0:
-        task.report.skip("lines of metrics that are not used, or that name no GPU and no node", unused)
+        task.report.skip(_UNUSED, unused)
     return page
 
 

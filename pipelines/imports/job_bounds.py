@@ -5,7 +5,7 @@ Numbers go by the registry. Where states and times of a job refute each other is
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import polars as pl
@@ -17,6 +17,8 @@ from pipelines.imports.report import report_places
 FIRST_TIME, LAST_TIME = datetime(1990, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 UNKNOWN_STATE = "no state of a job, UNKNOWN is written"
 NOT_ENDED = "a job that pends or runs has not ended"
+_EARLY = "before the submission of the job"
+_CLOCKS = timedelta(minutes=1)  # that those of two machines may be apart
 _JOB = (*JOB_COLUMNS, *JOB_EXTRAS)
 _NUMBERS = tuple(name for name in _JOB if COLUMNS[name].dtype.is_numeric())
 _TIMES = ("eligible_time", "start_time", "end_time", "planned_start_time", "observed_at")
@@ -28,7 +30,7 @@ def written_at(path: Path, now: datetime) -> datetime:
 
 
 def bounded_jobs(jobs: pl.DataFrame, places: pl.Series, task: Task) -> pl.DataFrame:
-    """Jobs without the numbers and times that cannot be true, which become null and are counted.
+    """Jobs without the numbers and times that cannot be true, as a start before the submission; each is counted.
 
     Args:
         jobs: Any columns of `raw_jobs`.
@@ -47,4 +49,16 @@ def bounded_jobs(jobs: pl.DataFrame, places: pl.Series, task: Task) -> pl.DataFr
         if bad.any():
             report_places(task.report, name, "out_of_range", places.filter(bad), jobs[name].filter(bad))
             jobs = jobs.with_columns(pl.when(~bad).then(pl.col(name)).alias(name))
-    return jobs
+    return _started_after_submission(jobs, places, task)
+
+
+def _started_after_submission(jobs: pl.DataFrame, places: pl.Series, task: Task) -> pl.DataFrame:
+    if "start_time" not in jobs.columns:
+        return jobs
+    early = pl.col("start_time") < pl.col("submit_time") - _CLOCKS
+    bad = jobs.select(early.fill_null(False)).to_series()
+    if not bad.any():
+        return jobs
+    shown = jobs["start_time"].filter(bad).dt.to_string("%Y-%m-%d %H:%M:%S")
+    report_places(task.report, "start_time", _EARLY, places.filter(bad), shown)
+    return jobs.with_columns(pl.when(~bad).then("start_time").alias("start_time"))

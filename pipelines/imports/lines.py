@@ -19,7 +19,7 @@ LONGEST = 1 << 20  # bytes of one line
 _BATCH = 8 << 20  # bytes of one batch
 _MOST = 100_000  # lines of one batch
 _CHUNK = 1 << 18
-_BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)  # of gzip files that were cut off or damaged
+BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)  # of gzip files that were cut off or damaged
 HEADER_AGAIN = "headers that come again, as in files that were put together"
 BREAKS_OFF = "the file is cut off or damaged from here on"
 # First bytes of files that are no text, and what to do about them.
@@ -68,7 +68,7 @@ def check_text(path: Path, opened: io.BufferedReader | gzip.GzipFile) -> None:
     """
     try:
         first = opened.peek(_LOOKED_AT)[:_LOOKED_AT]
-    except _BROKEN:
+    except BROKEN:
         return  # the reader meets it again, and counts it
     for magic, what in _NO_TEXT.items():
         if first.startswith(magic):
@@ -102,7 +102,7 @@ def batches(path: Path, report: Report, progress: Callable[[int], None], size: i
         while True:
             try:
                 data = opened.readline(LONGEST + 1)
-            except _BROKEN as error:
+            except BROKEN as error:
                 report.drop(BREAKS_OFF, place=number + 1, example=str(error))
                 break
             if not data:
@@ -144,6 +144,6 @@ def _pass(opened: io.BufferedReader | gzip.GzipFile) -> bool:
         while data := opened.readline(_CHUNK):
             if data.endswith(b"\n"):
                 return True
-    except _BROKEN:
+    except BROKEN:
         pass
     return False

@@ -1,7 +1,7 @@
 """Saved answers of Prometheus: /api/v1/query_range and /api/v1/query, a matrix or a vector, plain or gzip.
 
-An answer is one JSON value, so it is held as a whole: its size is limited. How a matrix is decoded stands in
-`pipelines/sources/promql.py`.
+An answer is one JSON value, so its text is held as a whole: its size is limited. How the values of a matrix are read in
+bounded memory stands in `ranges.py`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import numpy as np
 
 from pipelines.imports import Piece, Task
 from pipelines.imports.lines import BREAKS_OFF, check_text, open_file
+from pipelines.imports.ranges import UNREADABLE, Range, read_ranges, slices
 from pipelines.imports.series import frames_of
-from pipelines.sources.promql_matrix import ANSWER, Matrix, decode_matrix, parse_labels, spoil_half_pairs
+from pipelines.sources.promql_matrix import ANSWER, parse_labels, spoil_half_pairs
 from pipelines.sources.wide import UP, Index, Samples
 
 MAX_BYTES = 256 << 20  # of one answer, unpacked
-_CHUNK = 1 << 20
 _SERIES = 20_000  # that are made into frames at once
+_BLANKS = 64  # bytes of a list that may hold nothing but blanks
 
 
 class _Instant(msgspec.Struct):
@@ -31,10 +32,19 @@ class _Instant(msgspec.Struct):
     value: tuple[float, str] | None = None
 
 
+class _Range(msgspec.Struct):
+    metric: msgspec.Raw
+    values: msgspec.Raw = msgspec.Raw(b"")  # absent for native histograms
+
+
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+_RANGE = msgspec.json.Decoder(_Range)
 _INSTANT = msgspec.json.Decoder(_Instant)
 _NO_SAMPLES = "series without float samples, as native histograms"
-_UNREADABLE = (msgspec.DecodeError, ValueError, OverflowError, RecursionError)
+_NOTHING = (
+    "a good answer that holds no series: the server has none of what was asked for at that time; see the names in the "
+    "query, and its time"
+)
 
 
 def read_answers(task: Task) -> Iterator[Piece]:
@@ -47,33 +57,37 @@ def read_answers(task: Task) -> Iterator[Piece]:
     index = Index(task.vocabulary)
     scrape_jobs: set[str] = set()
     for path in task.files:
-        body = _body(path, task)
-        items, is_vector = ([], False) if body is None else _items(path, body, task)
-        del body
-        for i in range(0, len(items), _SERIES):
-            yield from _frames(items[i : i + _SERIES], i, is_vector, index, scrape_jobs, task)
+        items, is_vector = _items(path, task)
+        read = 0
+        while items:
+            some, items = items[:_SERIES], items[_SERIES:]
+            task.report.read += len(some)
+            samples = (_vector if is_vector else _matrix)(some, read, index, scrape_jobs, task)
+            read += len(some)
+            del some  # with the last of them goes the text of the answer
+            for part in slices(samples) if len(samples.ts_ms) else ():
+                yield frames_of(part, index, task)
 
 
 def _body(path: Path, task: Task) -> bytes | None:
     opened, raw = open_file(path)
-    parts, size = [], 0
     try:
         with raw, opened:
             check_text(path, opened)
-            if opened is raw and path.stat().st_size > MAX_BYTES:
-                _too_large(path, task)
-                return None
-            while data := opened.read(_CHUNK):
-                parts.append(data)
-                size += len(data)
-                if size > MAX_BYTES:
-                    _too_large(path, task)
-                    return None
+            # At once: parts of it that are joined would be held twice.
+            is_larger = opened is raw and path.stat().st_size > MAX_BYTES
+            body = b"" if is_larger else opened.read(MAX_BYTES + 1)
             task.progress(raw.tell())
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         task.report.drop(BREAKS_OFF, example=f"{path.name}: {error}")
         return None
-    return b"".join(parts).removeprefix(codecs.BOM_UTF8)
+    if is_larger or len(body) > MAX_BYTES:
+        _too_large(path, task)
+        return None
+    if not body or body.isspace():
+        task.report.drop("a file that is empty: what asked for it failed", example=path.name)
+        return None
+    return body.removeprefix(codecs.BOM_UTF8)
 
 
 def _too_large(path: Path, task: Task) -> None:
@@ -81,11 +95,14 @@ def _too_large(path: Path, task: Task) -> None:
     task.report.drop(reason, example=path.name)
 
 
-def _items(path: Path, body: bytes, task: Task) -> tuple[list[msgspec.Raw], bool]:
+def _items(path: Path, task: Task) -> tuple[list[msgspec.Raw], bool]:
     """The series of an answer, each still text; and whether it is a vector."""
     report = task.report
+    body = _body(path, task)
+    if body is None:
+        return [], False
     try:
-        answer = ANSWER.decode(spoil_half_pairs(body))
+        answer = ANSWER.decode(spoil_half_pairs(body) if b"\\u" in body else body)
         if answer.status != "success" or answer.data is None:
             report.drop("an answer that is an error", example=f"{path.name}: {answer.error or answer.status}")
             return [], False
@@ -95,78 +112,63 @@ def _items(path: Path, body: bytes, task: Task) -> tuple[list[msgspec.Raw], bool
             kind = answer.data.resultType
             report.drop("an answer that is neither matrix nor vector", example=f"{path.name}: {kind}")
             return [], False
-        return _ITEMS.decode(answer.data.result), answer.data.resultType == "vector"
-    except _UNREADABLE as error:
+        items = _ITEMS.decode(answer.data.result)
+    except UNREADABLE as error:
         report.drop("no JSON answer of Prometheus", example=f"{path.name}: {error}")
         return [], False
+    if not items:
+        report.note(f"{path.name}: {_NOTHING}")
+    return items, answer.data.resultType == "vector"
 
 
-def _decoded(items: list[msgspec.Raw], first: int, is_vector: bool, task: Task) -> tuple[list[Matrix], list[int]]:
-    """All series at once where they can be read, else one by one; and the place of each in the answer."""
-    if is_vector:
-        return _vector(items, first, task)
-    try:
-        whole = decode_matrix(b"[" + b",".join(bytes(item) for item in items) + b"]")
-        if len(whole.labels) == len(items):
-            return [whole], list(range(first + 1, first + 1 + len(items)))
-    except _UNREADABLE:
-        pass
-    found, places = [], []
-    for i, item in enumerate(items):
+def _matrix(items: list[msgspec.Raw], first: int, index: Index, scrape_jobs: set[str], task: Task) -> Samples:
+    """Samples of the series that are of use; the values of the others are not looked at."""
+    labels: list[bytes] = []
+    ranges: list[Range] = []
+    for place, item in enumerate(items, first + 1):
         try:
-            one = decode_matrix(b"[" + bytes(item) + b"]")
-        except _UNREADABLE as error:
-            _refuse(item, first + i + 1, error, task)
+            one = _RANGE.decode(item)
+        except UNREADABLE as error:
+            _refuse(item, place, error, task)
             continue
-        if one.labels:
-            found.append(one)
-            places.append(first + i + 1)
+        values = memoryview(one.values)
+        if not values or (len(values) < _BLANKS and not bytes(values).strip(b"[] \r\n\t")):
+            task.report.skip(_NO_SAMPLES, 1, place)
+        elif values[:1] != b"[":
+            _refuse(item, place, ValueError("its values are no list"), task)
         else:
-            task.report.skip(_NO_SAMPLES, 1, first + i + 1)
-    return found, places
+            labels.append(bytes(one.metric))
+            ranges.append(Range(place, values))
+    name, entity, kept = _resolve(labels, [one.place for one in ranges], index, scrape_jobs, task)
+    flat = read_ranges([one for one, is_kept in zip(ranges, kept, strict=True) if is_kept], task.report)
+    some = flat.counts > 0
+    return Samples(name[kept][some], entity[kept][some], flat.counts[some], flat.ts_ms, flat.values)
 
 
-def _vector(items: list[msgspec.Raw], first: int, task: Task) -> tuple[list[Matrix], list[int]]:
+def _vector(items: list[msgspec.Raw], first: int, index: Index, scrape_jobs: set[str], task: Task) -> Samples:
     labels, ts_ms, values, places = [], [], [], []
-    for i, item in enumerate(items):
+    for place, item in enumerate(items, first + 1):
         try:
             one = _INSTANT.decode(item)
             if one.value is None:
-                task.report.skip(_NO_SAMPLES, 1, first + i + 1)
+                task.report.skip(_NO_SAMPLES, 1, place)
                 continue
             ts_s, value = one.value[0], float(one.value[1])
             ts_ms.append(round(min(max(ts_s, -9e12), 9e12) * 1000))
-        except _UNREADABLE as error:
-            _refuse(item, first + i + 1, error, task)
+        except UNREADABLE as error:
+            _refuse(item, place, error, task)
             continue
         labels.append(bytes(one.metric))
         values.append(value)
-        places.append(first + i + 1)
-    return [
-        Matrix(labels, np.ones(len(labels), np.int64), np.array(ts_ms, np.int64), np.array(values, np.float64))
-    ], places
+        places.append(place)
+    name, entity, kept = _resolve(labels, places, index, scrape_jobs, task)
+    ts = np.array(ts_ms, np.int64)[kept]
+    return Samples(name[kept], entity[kept], np.ones(len(ts), np.int64), ts, np.array(values, np.float64)[kept])
 
 
 def _refuse(item: msgspec.Raw, place: int, error: Exception, task: Task) -> None:
     shown = bytes(item)[:80].decode("utf-8", "replace")
     task.report.drop(f"no series: {str(error).partition(' - at')[0]}"[:80], 1, place, shown)
-
-
-def _frames(
-    items: list[msgspec.Raw], first: int, is_vector: bool, index: Index, scrape_jobs: set[str], task: Task
-) -> Iterator[Piece]:
-    task.report.read += len(items)
-    parts, places = _decoded(items, first, is_vector, task)
-    if not parts:
-        return
-    labels = [raw for part in parts for raw in part.labels]
-    counts = np.concatenate([part.counts for part in parts])
-    ts = np.concatenate([part.ts_ms for part in parts])
-    values = np.concatenate([part.values for part in parts])
-    name, entity, kept = _resolve(labels, places, index, scrape_jobs, task)
-    each = np.repeat(kept, counts)
-    if each.any():
-        yield frames_of(Samples(name[kept], entity[kept], counts[kept], ts[each], values[each]), index, task)
 
 
 def _resolve(

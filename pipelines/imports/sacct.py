@@ -36,12 +36,17 @@ _WITHOUT: dict[str, dict[str, str | None]] = {
     "exit_code": dict.fromkeys(LIVE_STATES),
     "elapsed_s": dict.fromkeys(LIVE_STATES),
 }
+_SLURM_SAYS = "messages of Slurm, no records"
 _REASON = "cannot be read or cannot be true"
 _NO_SUBMIT = "no submission time that can be read, or no job id"
 _AHEAD = "submitted more than a day ahead of now"
 _MOST_SEARCHED = 64
 _MOST_STEPS = 20_000  # lines that are held back until the record of the next job comes
 _EPOCH = re.compile(r"\d{1,12}")
+# What Slurm's programs write between records where stderr went to the same file.
+_MESSAGE = re.compile(
+    r"s[a-z]{3,9}: (?:\w+: )?(?:error|fatal|warning|debug\d?|info)\b|slurm_\w+ error\b", re.IGNORECASE
+)
 
 
 def read_sacct(task: Task) -> Iterator[Piece]:
@@ -95,7 +100,7 @@ class _Header:
 
     def is_continued(self, text: str) -> bool:
         """Perhaps the rest of a name with a newline: no delimiter, or only the one that ends the record."""
-        if self.names[-1] not in _FREE_TEXT_LAST:
+        if self.names[-1] not in _FREE_TEXT_LAST or _MESSAGE.match(text):
             return False
         return text.count(self.delimiter) == 0 or (self.ended and text.rstrip().endswith(self.delimiter))
 
@@ -113,18 +118,22 @@ def _piece(lines: list[Line], header: _Header, task: Task, written: datetime) ->
     records: list[Line] = []
     for line in lines:
         if line.text == header.text:
+            report.read += 1
             report.skip(HEADER_AGAIN, 1, line.number)
         elif header.is_record(line.text):
             good.append(line)
             records.append(line)
         elif good and header.is_continued(line.text):
             good.append(line)
+            report.read += 1
             report.skip("lines that go on with the name of the job before them", 1, line.number, line.text)
         else:
             report.read += 1
             found = line.text.count(header.delimiter) + (0 if header.ended else 1)
             reason = f"fewer fields than the header's {len(header.names)}"
-            report.drop(reason, place=line.number, example=f"{found}: {line.text}")
+            reason = _SLURM_SAYS if _MESSAGE.match(line.text) else reason
+            example = line.text if reason == _SLURM_SAYS else f"{found}: {line.text}"
+            report.drop(reason, place=line.number, example=example)
     report.read += len(records)
     zone = _zone_of(records, header, task)
     jobs, _ = _parse(good, header, task, written, zone)

@@ -71,6 +71,7 @@ def _csv(path: Path, task: Task, is_multiline: bool) -> Iterator[pl.DataFrame]:
             lines = lines[1:]
         again = [line.number for line in lines if line.text == header]
         for number in again:
+            task.report.read += 1
             task.report.skip(HEADER_AGAIN, 1, number)
         lines = [*rest, *(line for line in lines if line.text != header)] if again or rest else lines
         read = _records if is_multiline else _single
