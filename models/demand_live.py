@@ -63,9 +63,12 @@ def forecast_demand(
     inference = [name for name in dict.fromkeys(inference_queues) if name]
     busiest = recent["queue"].drop_nulls().value_counts(sort=True)["queue"].head(MAX_QUEUES).to_list()
     found = DemandNow(pl.DataFrame(schema=types))
+    unit = unit_of(jobs)
+    by_queue = {name: part for (name,), part in jobs.partition_by("queue", as_dict=True).items()}
     rows: list[dict] = []
     for queue in [None, *dict.fromkeys([*sorted(busiest), *inference])]:
-        counted = hourly_demand(jobs, now, queue=queue, since=since, unit=unit_of(jobs))
+        part = jobs if queue is None else by_queue.get(queue, jobs.clear())
+        counted = hourly_demand(part, now, queue=queue, since=since, unit=unit)
         try:
             rows += _rows(counted, horizons_h)
             if queue in inference:

@@ -81,6 +81,9 @@ def publish_demand(store: Store, settings: Settings, cluster: str, now: datetime
     found = forecast_demand(
         jobs, now, inference_queues=about.inference_queues, min_units=about.reclaim_min_units
     )  # fmt: skip
+    if about.jobs == "none" and found.rows.is_empty():
+        report.rows = 0
+        return report  # nothing that could ever be forecast: the API says that there is no scheduler
     for queue, reason in found.short.items():
         log.info("%s: no forecast of demand for %s: %s", cluster, queue, reason)
     seen = jobs["observed_at"].max()

@@ -294,6 +294,14 @@ def test_published_once_an_hour_kept_and_printed(tmp_path: Path) -> None:
     assert all(w.units >= 8 and w.start < near.target_time for w in near.reclaimable)
 
 
+def test_without_a_scheduler_nothing_is_published(tmp_path: Path) -> None:
+    settings = parse_settings({"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {"jobs": "none"}}}, {})
+    with open_store(settings.state / "store") as store:
+        report = publish_demand_of(store, settings, "alpha", START)
+    assert (report.rows, report.error) == (0, None)
+    assert not snapshot_path(settings.published, "alpha", "demand").exists()
+
+
 def test_the_api_selects_demand(tmp_path: Path) -> None:
     publish(
         tmp_path, demand=[demand(None), demand("train"), demand("train", horizon_h=1), demand("b", quantity="arrivals")]
