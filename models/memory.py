@@ -8,7 +8,7 @@ Sources, each line's beside it in `estimate`:
 - Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4
   with table 2: s·b·h·(34 + 5·a·s/h) bytes a layer, what tensor and sequence parallelism divide of it, and what the
   first stage of a 1F1B or interleaved pipeline holds. For other shapes the same tensors are counted one by one.
-- Parameters: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", equation 2.
+- Parameters: `memory_parameters.py`.
 
 Here belong the formulas. Inputs and their checks: `memory_inputs.py`; what would make a job fit: `memory_advice.py`.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.memory_inputs import OPTIMIZERS, PRECISIONS, Training
+from models.memory_parameters import Weights, layers_of, parameters, weights_of
 
 NCCL_BUFFER_BYTES = 4 * 2**20  # NCCL_BUFFSIZE, NCCL's documentation of environment variables
 NCCL_CHANNELS = 16  # of a communicator, assumed; each has a buffer to its ring's next and from its last
@@ -71,73 +72,6 @@ class Estimate:
     def bytes_of(self, name: str) -> float:
         """Bytes of one line; 0 where there is none of that name."""
         return sum(line.bytes for line in self.lines if line.name == name)
-
-
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """Parameters of one rank of a stage: those that all replicas have, and experts."""
-
-    dense: float
-    expert: float
-    layer: float  # of one layer, both kinds: what FSDP gathers at a time
-
-    @property
-    def total(self) -> float:
-        return self.dense + self.expert
-
-
-def parameters(training: Training) -> int:
-    """Parameters of the whole model."""
-    dense, dense_whole, expert = _layer_parameters(training)
-    once = _positions(training) + _norm(training)
-    embeddings = training.vocab * training.hidden * (1 if training.has_one_embedding else 2)
-    per_layer = dense + dense_whole + expert * training.experts
-    return round(training.layers * per_layer + once + embeddings)
-
-
-def _norm(training: Training) -> int:
-    return (2 if training.architecture == "gpt" else 1) * training.hidden
-
-
-def _positions(training: Training) -> int:
-    return training.seq * training.hidden if training.architecture == "gpt" else 0
-
-
-def _layer_parameters(training: Training) -> tuple[float, float, float]:
-    """Of one layer: what tensor parallelism divides, what it leaves whole, and one expert or the only feed-forward."""
-    h, f = training.hidden, training.width
-    keys_values = 2 * h * h * training.kv / training.heads
-    if training.architecture == "gpt":
-        biases_split, biases_whole = h + 2 * h * training.kv / training.heads, h
-        expert = 2 * h * f + f + h
-    else:
-        biases_split, biases_whole = 0.0, 0
-        expert = 3 * h * f
-    router = h * training.experts if training.experts > 1 else 0
-    return 2 * h * h + keys_values + biases_split, 2 * _norm(training) + biases_whole + router, expert
-
-
-def _layers_of(training: Training, stage: int) -> int:
-    """Layers of a stage; where they do not divide evenly, earlier stages have one more."""
-    least, more = divmod(training.layers, training.pipeline_parallel)
-    return least + (stage < more)
-
-
-def _weights(training: Training, stage: int) -> _Weights:
-    t, p = training.tensor_parallel, training.pipeline_parallel
-    split, whole, expert = _layer_parameters(training)
-    dense = split / t + whole
-    experts = expert * training.experts / training.expert_parallel / t
-    layers = _layers_of(training, stage)
-    table = training.vocab * training.hidden / t
-    is_first, is_last = stage == 0, stage == p - 1
-    outside = (table + _positions(training)) if is_first else 0.0
-    if is_last:
-        outside += _norm(training)
-        outside += 0 if training.has_one_embedding and is_first else table
-    if training.experts == 1:
-        return _Weights(layers * (dense + experts) + outside, 0.0, dense + experts)
-    return _Weights(layers * dense + outside, layers * experts, dense + experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +139,7 @@ def estimate(training: Training) -> Estimate:
 
 
 def _of_stage(training: Training, stage: int) -> Estimate:
-    weights = _weights(training, stage)
+    weights = weights_of(training, stage)
     lines = [*_model_states(training, weights), *_activations(training, stage)]
     tensors = sum(line.bytes for line in lines)
     lines += [
@@ -225,7 +159,7 @@ def _of_stage(training: Training, stage: int) -> Estimate:
     return Estimate(training, stage, whole, weights.total, tuple(line for line in lines if line.bytes))
 
 
-def _model_states(training: Training, weights: _Weights) -> list[Line]:
+def _model_states(training: Training, weights: Weights) -> list[Line]:
     size = PRECISIONS[training.precision]
     gradient = FP32 if training.gradient_precision == "fp32" else size.gradient
     replicas, expert_replicas = training.data_parallel, training.data_parallel // training.expert_parallel
@@ -272,7 +206,7 @@ def _activations(training: Training, stage: int) -> list[Line]:
         "full": layer.layer_input,
     }[training.recomputation]
     again = {"none": 0.0, "selective": layer.attention_core, "full": layer.kept}[training.recomputation]
-    count = _layers_of(training, stage)
+    count = layers_of(training, stage)
     lines = [
         Line(
             "activations",

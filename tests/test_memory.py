@@ -8,9 +8,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from models.memory import estimate, held_microbatches, layer_activations, parameters
+from models.memory import estimate, held_microbatches, layer_activations
 from models.memory_advice import advise
 from models.memory_inputs import GIB, MemoryInputError, Training, parse_size
+from models.memory_parameters import parameters
 from scheduler_hints.api import create_app
 from scheduler_hints.memory_estimates import MemoryRequest
 from scheduler_hints.reloader import ShardStore
