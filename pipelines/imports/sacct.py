@@ -204,7 +204,7 @@ def _count_nulls(
 
 
 def _is_told(text: str) -> bool:
-    return text.lower() not in _UNSET and bool(text.strip("0"))
+    return text.lower() not in _UNSET and bool(text.strip("0:"))  # nor is a length of 00:00:00
 
 
 def _is_time(text: str) -> bool:
