@@ -187,6 +187,7 @@ _COLUMNS: tuple[Column, ...] = (
     _c("port_errors_per_s", F32, "Symbol, integrity, receive and discard errors", "errors/s", 0, 1e10, 0.01),
     # --- node quantities ----------------------------------------------------------------------------------
     _c("inlet_temp_c", F32, "Temperature of the air at the node's inlet", "°C", -10, 80, 0.5),
+    _c("hall_temp_c", F32, "Temperature of the room's air, as a sensor named for it tells", "°C", -10, 80, 0.5),
     _c("node_power_w", F32, "Power of the whole node", "W", 0, 60_000, 1.0),
     _c("is_up", BOOL, "The node answered its last scrape"),
     # --- jobs ---------------------------------------------------------------------------------------------
@@ -312,7 +313,7 @@ GPU_QUANTITIES = (
     "is_power_brake", "is_power_capped", "xid_last", "ecc_uncorrected_total", "remapped_rows_total",
     "nvlink_error_total", "step_time_s",
 )  # fmt: skip
-NODE_QUANTITIES = ("inlet_temp_c", "node_power_w", "is_up")
+NODE_QUANTITIES = ("inlet_temp_c", "hall_temp_c", "node_power_w", "is_up")
 JOB_COLUMNS = (
     "cluster", "job_id", "user", "account", "queue", "name", "submit_time", "eligible_time", "start_time",
     "end_time", "nodes", "cpus", "gpus", "memory_mib", "time_limit_s", "state", "node_list", "reason",

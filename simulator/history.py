@@ -104,7 +104,7 @@ class Recorder:
         self.rows += frame.height
         up = self._up[:, :k].ravel()
         m = topology.nodes
-        pl.DataFrame(
+        node_rows = pl.DataFrame(
             {
                 "ts": ts.gather(np.tile(np.arange(k), m)),
                 "cluster": pl.Series([self.cluster.name]).new_from_index(0, m * k),
@@ -115,7 +115,9 @@ class Recorder:
                 },
                 "is_up": up,
             }
-        ).write_parquet(self.parts / f"node-{self._part:05d}.parquet", compression="zstd", compression_level=1)
+        )
+        rows = conform(node_rows, "core_node_samples")
+        rows.write_parquet(self.parts / f"node-{self._part:05d}.parquet", compression="zstd", compression_level=1)
         self._part += 1
         self._count = 0
 

@@ -427,6 +427,17 @@ def test_inlet_sensor_is_found_by_its_name() -> None:
     assert metrics.identify(metric, {"name": "CPU1 Temp", "instance": "n1:9290"}) is None
 
 
+def test_air_of_the_room_is_not_that_of_the_inlet() -> None:
+    inlet, hall = metrics.BY_NAME["ipmi_temperature_celsius"]
+    assert (inlet.column, hall.column) == ("inlet_temp_c", "hall_temp_c")
+    for name in ("Room Ambient", "HALL_TEMP", "Cold Aisle Temp", "CRAC 2 Intake"):
+        labels = {"name": name, "instance": "n1:9290"}
+        assert metrics.identify(inlet, labels) is None, name
+        assert metrics.identify(hall, labels) == metrics.Identity("n1", "", None, "")
+    for name in ("Inlet Temp", "Challenger Ambient"):
+        assert metrics.identify(hall, {"name": name, "instance": "n1:9290"}) is None
+
+
 @pytest.mark.parametrize(
     ("text", "index"),
     [("0", 0), ("99999", 99_999), ("100000", None), ("99999999999999", None), ("-1", None), ("٣", None)],

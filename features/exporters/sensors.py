@@ -1,13 +1,16 @@
 """Sensors of nodes (ipmi_exporter, idrac_exporter over Redfish) and what jobs themselves report. Rows only.
 
-Names of sensors are the vendor's, so they are matched by a pattern.
+Names of sensors are the vendor's, so they are matched by a pattern; a room's comes before a node's inlet, as in
+`Room Ambient`.
 """
 
 from __future__ import annotations
 
 from features.exporters.metric import Metric, family
 
-INLET = (("name", r"(?i)inlet|ambient|intake"),)
+_ROOM = r"(^|.*[^a-z])(hall|room|aisle|crac|crah)($|[^a-z])"
+INLET = (("name", rf"(?i)^(?!{_ROOM}).*(inlet|ambient|intake)"),)
+HALL = (("name", rf"(?i)^{_ROOM}"),)
 _WHOLE = (("name", r"(?i)pwr consumption|sys.*(pwr|power)|total.*power"),)
 _ipmi = family("ipmi_exporter", "ipmi_", entity="node")
 _idrac = family("idrac_exporter", "idrac_", entity="node")
@@ -16,6 +19,8 @@ ROWS: tuple[Metric, ...] = (
     *family("weatherglass", "weatherglass_")("step_time_seconds", "step_time_s", meaning="written by the job itself"),
     *_ipmi("temperature_celsius", "inlet_temp_c", where=INLET),
     *_idrac("sensors_temperature", "inlet_temp_c", rank=1, where=INLET),
+    *_ipmi("temperature_celsius", "hall_temp_c", where=HALL),
+    *_idrac("sensors_temperature", "hall_temp_c", rank=1, where=HALL),
     *_ipmi("dcmi_power_consumption_current_watts", "node_power_w"),
     *_idrac("power_control_consumed_watts", "node_power_w", rank=1),
     *_ipmi("dcmi_power_consumption_watts", "node_power_w", rank=2),

@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from features.metrics import DEFAULT, MetricTable, node_name, short_host
-from features.vocabulary import BOARD_FACTS, conform
+from features.vocabulary import BOARD_FACTS, NODE_QUANTITIES, conform
 from pipelines.sources import Fetched, Finding, SourceError, empty_frame, gpu_frame, node_frame
 from pipelines.sources.exposition import ExpositionError, Page, parse_page
 from pipelines.sources.kubernetes_names import PodNames
@@ -348,6 +348,6 @@ def _with_up(samples: pl.DataFrame, up: dict[str, bool], at: datetime, cluster: 
     nodes = pl.DataFrame(
         {"node": list(up), "is_up": list(up.values())}, schema={"node": pl.String, "is_up": pl.Boolean}
     )
-    sensors = samples.group_by("node").agg(pl.col("inlet_temp_c", "node_power_w").max())
+    sensors = samples.group_by("node").agg(pl.col(name for name in NODE_QUANTITIES if name != "is_up").max())
     rows = nodes.join(sensors, on="node", how="left").with_columns(ts=pl.lit(at), cluster=pl.lit(cluster))
     return node_frame(rows)
