@@ -277,6 +277,9 @@ _COLUMNS: tuple[Column, ...] = (
     _c("last_value", F64, "The quantity in the last full hour", "", 0, None),
     _c("last_week_value", F64, "The quantity at the same hour of the newest week known", "", 0, None),
     _c("p_fail", F64, "Probability that the job ends badly", "ratio", 0, 1),
+    _c("p_timeout", F64, "Probability that it ends at its time limit; part of p_fail", "ratio", 0, 1),
+    _c("p_node_failure", F64, "Probability that a node failure ends it; part of p_fail", "ratio", 0, 1),
+    _c("p_out_of_memory", F64, "Probability that it runs out of memory; part of p_fail", "ratio", 0, 1),
     _c("p_start_60s", F64, "Probability that the job starts within 1 minute", "ratio", 0, 1),
     _c("p_start_600s", F64, "Probability that the job starts within 10 minutes", "ratio", 0, 1),
     _c("p_start_3600s", F64, "Probability that the job starts within 1 hour", "ratio", 0, 1),
@@ -470,7 +473,7 @@ _TABLES: tuple[Table, ...] = (
     Table(
         "out_job_forecasts", "A forecast made for one job",
         (*_FORECAST, "cluster", "job_id", "submit_time", "state", "forecast", *QUANTILE_COLUMNS, "p_fail",
-         "p_start_60s", "p_start_600s", "p_start_3600s"),
+         "p_start_60s", "p_start_600s", "p_start_3600s", "p_timeout", "p_node_failure", "p_out_of_memory"),
         ("cluster", "job_id", "forecast", "generated_at"), "generated_at", ("job_id", "generated_at"), "hints_days",
     ),
     Table(

@@ -20,10 +20,10 @@ from features.job_history import NEVER, JobHistory, JobTable
 from models.backtest_report import BacktestReport, Score
 from models.calibration import MIN_ROWS
 from models.judging import Judged, Task, blocks_of
-from models.promotion import DRAWS, Interval, mean_interval, ratio_interval
+from models.promotion import DRAWS, mean_interval, ratio_interval
+from models.ranking import ranked
 from models.recency import STRATA, stratum
 from models.runtime import MAX_LABELS
-from models.scoring import auroc
 from models.tasks import make_task
 
 Floats = NDArray[np.float64]
@@ -106,10 +106,8 @@ def compare(
             known = int((~np.isnan(values)).sum())
             if known:
                 scores.append(Score(metric, name, mean_interval(values, blocks, draws=draws, seed=seed), known))
-        if judged.score is not None:
-            area = auroc(judged.score, bad)
-            if area is not None:
-                scores.append(Score("auroc", name, Interval(area, None, None, 0), len(bad)))
+        for metric, interval, rows in ranked(judged, bad, blocks, draws=draws, seed=seed):
+            scores.append(Score(metric, name, interval, rows))
     losses = {name: judged.metrics[task.primary] for name, judged in baselines.items()}
     best = min(losses, key=lambda name: float(losses[name].mean()))
     for name, values in losses.items():
@@ -151,8 +149,14 @@ def _walk(
 
 def _join(parts: list[Judged]) -> Judged:
     metrics = {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
-    ranked = [part.score for part in parts if part.score is not None]
-    return Judged(metrics, np.concatenate(ranked) if ranked else None)
+    return Judged(
+        metrics, *(_whole([getattr(part, name) for part in parts]) for name in ("score", "happened", "is_new"))
+    )
+
+
+def _whole(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
+    there = [part for part in parts if part is not None]
+    return np.concatenate(there) if there else None
 
 
 def _join_tables(tables: list[list[dict[str, float]]], parts: int) -> list[dict[str, float]]:

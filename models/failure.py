@@ -1,8 +1,9 @@
-"""Job failure: the probability that a job ends badly, from what is known at submit.
+"""Job failure: the probability that a job ends badly, and of which kind, from what is known at submit.
 
-Badly: FAILED, TIMEOUT, NODE_FAIL, OUT_OF_MEMORY and the like; a cancelled job has not failed. Gradient-boosted trees,
-calibrated on released jobs, or the rolling rate of the same key where that did better. Here belongs this forecaster and
-its baseline; not the features (`features/jobs.py`).
+Badly: FAILED, TIMEOUT, NODE_FAIL, OUT_OF_MEMORY and the like; a cancelled job has not failed. Two sets of boosted
+trees, one that weighs every job alike and one that weighs every user's day alike, blended with the rolling rate of the
+same key as released jobs tell; or that rate alone. Here belong this forecaster and its baseline; not the features
+(`features/job_outcomes.py`) and not the kinds of bad ends (`models/failure_kinds.py`).
 """
 
 from __future__ import annotations
@@ -18,24 +19,31 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import NEVER, JobHistory, JobTable
-from features.jobs import FEATURES, RECENT, feature_matrix, microseconds, moments_of
+from features.job_outcomes import FAILURE_FEATURES, failure_matrix
+from features.jobs import FEATURES, RECENT, microseconds, moments_of
 from models.arrays import pack_arrays, unpack_arrays
+from models.boosting import booster_of, grow
 from models.calibration import MIN_ROWS, Isotonic
-from models.runtime import HOLDOUT_SHARE, MAX_HOLDOUT, MAX_LABELS, TooFewJobsError, check_features, matrix_of_rows
+from models.failure_kinds import KIND_COLUMNS, KindShares, kind_of
+from models.runtime import HOLDOUT_SHARE, MAX_HOLDOUT, TooFewJobsError, check_features
+from models.runtime_choice import day_blocks
 from models.scoring import brier
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Matrix = NDArray[np.float32]
 
+MAX_LABELS = 40_000
+ROUNDS = 60
+BLENDS = (0.0, 0.5, 0.8, 1.0)  # weight of the trees beside the rolling rate, in log odds
 _PRIOR_ROWS = 4.0  # of the wider group, counted with the narrower one
 _OVERALL_RATE = 0.3  # before anything is known
 _RATE_GROUPS = ("all", "user", "key")
-ROUNDS = 200
-_PARAMETERS: dict[str, Any] = {
-    "objective": "binary", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 40, "feature_fraction": 0.3,
-    "bagging_fraction": 0.7, "bagging_freq": 1, "lambda_l2": 5.0, "max_bin": 127, "verbosity": -1,
-    "deterministic": True, "force_row_wise": True,
-}  # fmt: skip
+_EDGE = 0.002  # rates are kept this far off 0 and 1 before their log odds are taken
+_PARAMETERS: dict[str, Any] = {"objective": "binary", "lambda_l2": 50.0}
+_LEAF_SHARE, _LEAF_ROWS = 0.01, (20, 200)  # fewest rows of a leaf: a share of all, within these
+_MODEL_FILES = ("job_failure.txt", "job_failure_days.txt")
+_KINDS_FILE = "job_failure_kinds.txt"
 
 
 def rolling_rate(X: Matrix, narrowest: str = "key") -> Floats:
@@ -57,19 +65,23 @@ class FailureForecaster:
     """Forecasts bad ends of jobs of one cluster.
 
     Attributes:
-        booster_text: LightGBM model as text, None while the rolling rate speaks.
-        map: From raw to calibrated probability.
+        booster_texts: LightGBM models as text, whose odds are averaged; empty while the rolling rate speaks.
+        blend: Weight of their log odds beside those of the rolling rate.
+        map: Of the rolling rate to calibrated probability, where it speaks alone.
+        kinds: Shares of the kinds of bad ends.
         facts: What the fit saw and chose, for the card.
     """
 
-    booster_text: str | None
+    booster_texts: tuple[str, ...]
+    blend: float
     map: Isotonic
+    kinds: KindShares
     facts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def rate(cls) -> FailureForecaster:
         """The one in charge before any model: the rolling rate."""
-        return cls(None, Isotonic.identity(), {"expert": "rolling_rate"})
+        return cls((), 0.0, Isotonic.identity(), KindShares.unknown(), {"expert": "rolling_rate"})
 
     @classmethod
     def fit(
@@ -81,7 +93,7 @@ class FailureForecaster:
         Args:
             history: Canonical jobs; what happened after `at` changes nothing.
             at: The moment of training.
-            features: Feature matrix of all rows of `history` at their submits, when it is at hand.
+            features: `failure_matrix` of all rows of `history` at their submits, when it is at hand.
             seed: Seed of every random choice.
             threads: Threads of the fit.
             rounds: Boosting rounds.
@@ -99,8 +111,8 @@ class FailureForecaster:
         rows = rows[np.lexsort((table.end[rows], table.submit[rows]))]
         if len(rows) > max_labels:
             rows = rows[np.sort(generator.choice(len(rows), max_labels, replace=False))]
-        X = features[rows] if features is not None else matrix_of_rows(prepared, rows, threads)
-        bad = table.is_bad[rows]
+        X = features[rows] if features is not None else _matrix_of_rows(prepared, rows)
+        bad, blocks = table.is_bad[rows], day_blocks(prepared.group("user")[rows], table.submit[rows])
         first = int(len(rows) * (1 - HOLDOUT_SHARE))
         held = np.arange(first, len(rows))
         if len(held) > MAX_HOLDOUT:
@@ -108,53 +120,71 @@ class FailureForecaster:
         early = np.flatnonzero(table.end[rows] < table.submit[rows[first]])
         if len(early) < MIN_ROWS:
             early = np.arange(first)
+        kinds = KindShares.fit(X[bad], kind_of(table)[rows[bad]], seed=seed, threads=threads)
         facts: dict[str, Any] = {
             "rows": len(rows), "holdout_rows": len(held), "seed": seed, "rounds": rounds,
-            "base_rate": float(bad.mean()),
+            "base_rate": float(bad.mean()), "kind_shares": kinds.shares.round(5).tolist(),
         }  # fmt: skip
         rate = rolling_rate(X[held])
-        losses = {"rolling_rate": float(brier(rate, bad[held]).mean())}
-        is_model = False
-        mapped = Isotonic.identity()
+        losses = {0.0: float(brier(rate, bad[held]).mean())}
         if 0 < bad[early].sum() < len(early):
-            raw = _boost(X[early], bad[early], seed, threads, rounds).predict(X[held], num_threads=threads)
-            # The map is learnt on one half and judged on the other, then learnt again on both.
-            odd = np.arange(len(held)) % 2 == 1
-            judged = Isotonic.fit(raw[odd], bad[held][odd]).apply(raw[~odd])
-            losses["model"] = float(brier(judged, bad[held][~odd]).mean())
-            losses["rolling_rate"] = float(brier(rate[~odd], bad[held][~odd]).mean())
-            is_model = losses["model"] < losses["rolling_rate"]
-            mapped = Isotonic.fit(raw, bad[held])
-        facts |= {"holdout_brier": losses, "expert": "model" if is_model else "rolling_rate"}
-        if not is_model:
-            return cls(None, Isotonic.fit(rate, bad[held]), facts)
-        booster = _boost(X, bad, seed, threads, rounds)
-        return cls(booster.model_to_string(), mapped, facts)
+            trial = _boost(X[early], bad[early], blocks[early], seed, threads, rounds)
+            told = _mean_odds([booster.predict(X[held], num_threads=threads) for booster in trial])
+            losses |= {w: float(brier(_blended(told, rate, w), bad[held]).mean()) for w in BLENDS}
+        blend = min(losses, key=lambda weight: losses[weight])
+        facts |= {"holdout_brier": {f"{w:g}": loss for w, loss in losses.items()}, "blend": blend}
+        facts["expert"] = "model" if blend > 0 else "rolling_rate"
+        if blend == 0:
+            return cls((), 0.0, Isotonic.fit(rate, bad[held]), kinds, facts)
+        boosters = _boost(X, bad, blocks, seed, threads, rounds)
+        return cls(tuple(b.model_to_string() for b in boosters), blend, Isotonic.identity(), kinds, facts)
 
     def probability(self, X: Matrix) -> Floats:
-        """Calibrated P(bad end) from features, shape (n,)."""
+        """P(bad end) from features of `failure_matrix`, shape (n,)."""
         if not len(X):
             return np.empty(0)
-        if self.booster_text is None:
-            return self.map.apply(rolling_rate(X))
-        return self.map.apply(_booster(self.booster_text).predict(X, num_threads=1))
+        rate = rolling_rate(X)
+        if not self.booster_texts:
+            return self.map.apply(rate)
+        told = _mean_odds([booster_of(text).predict(X, num_threads=1) for text in self.booster_texts])
+        return _blended(told, rate, self.blend)
+
+    def kind_probabilities(self, X: Matrix, p_fail: Floats | None = None) -> Floats:
+        """P of each of `KIND_COLUMNS`, parts of P(bad end), shape (n, 3).
+
+        Args:
+            X: Features.
+            p_fail: P(bad end) of the same rows, when it is at hand.
+        """
+        p_fail = self.probability(X) if p_fail is None else p_fail
+        return p_fail[:, None] * self.kinds.of(X)[:, : len(KIND_COLUMNS)]
+
+    def frame(self, X: Matrix) -> pl.DataFrame:
+        """Columns `p_fail` and `KIND_COLUMNS` from features that are at hand."""
+        p_fail = self.probability(X)
+        kinds = pl.from_numpy(self.kind_probabilities(X, p_fail), schema=list(KIND_COLUMNS))
+        return pl.DataFrame({"p_fail": p_fail}).hstack(kinds)
 
     def forecast(
         self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime | None = None
     ) -> pl.DataFrame:
-        """P(bad end) of jobs at a moment (None: each job's submit time): column `p_fail`, in the jobs' order."""
+        """Odds of jobs at a moment (None: each job's submit time): `frame`, in the jobs' order."""
         table = JobTable(jobs)
-        X = feature_matrix(table, JobHistory.of(history), moments_of(table, at))
-        return pl.DataFrame({"p_fail": self.probability(X)})
+        return self.frame(failure_matrix(table, JobHistory.of(history), moments_of(table, at)))
 
     def to_files(self) -> dict[str, bytes]:
         """The forecaster as files without code."""
-        described = {"features": list(FEATURES), "facts": self.facts}
+        described = {
+            "features": list(FAILURE_FEATURES), "facts": self.facts, "blend": self.blend,
+            "kinds_learnt": list(self.kinds.learnt),
+        }  # fmt: skip
+        arrays = self.map.to_arrays("map_") | {"kind_shares": self.kinds.shares}
         files = {
             "job_failure.json": json.dumps(described, indent=1, sort_keys=True).encode(),
-            "job_failure.npz": pack_arrays(self.map.to_arrays("map_")),
+            "job_failure.npz": pack_arrays(arrays),
         }
-        return files | ({"job_failure.txt": self.booster_text.encode()} if self.booster_text else {})
+        files |= {name: text.encode() for name, text in zip(_MODEL_FILES, self.booster_texts, strict=False)}
+        return files | ({_KINDS_FILE: self.kinds.booster_text.encode()} if self.kinds.booster_text else {})
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> FailureForecaster:
@@ -164,37 +194,51 @@ class FailureForecaster:
             ValueError: It was trained on other features than this version computes.
         """
         described = json.loads(files["job_failure.json"])
-        check_features(described["features"], FEATURES)
-        text = files["job_failure.txt"].decode() if "job_failure.txt" in files else None
-        arrays = unpack_arrays(files["job_failure.npz"], "map_raw", "map_calibrated")
-        return cls(text, Isotonic.from_arrays(arrays, "map_"), described["facts"])
+        check_features(described["features"], FAILURE_FEATURES)
+        texts = tuple(files[name].decode() for name in _MODEL_FILES if name in files)
+        arrays = unpack_arrays(files["job_failure.npz"], "map_raw", "map_calibrated", "kind_shares")
+        told = files[_KINDS_FILE].decode() if _KINDS_FILE in files else None
+        kinds = KindShares(arrays["kind_shares"], tuple(described["kinds_learnt"]), told)
+        return cls(texts, described["blend"], Isotonic.from_arrays(arrays, "map_"), kinds, described["facts"])
 
 
-def labelled(table: JobTable) -> NDArray[np.bool_]:
+def labelled(table: JobTable) -> Bools:
     """Jobs whose end says how they went: they started, ended, and their state is known."""
     known = ~table.frame["state"].is_in(["UNKNOWN", "RUNNING", "PENDING"]).fill_null(True).to_numpy()
     return known & (table.start <= table.end) & (table.end < NEVER)
 
 
-def _boost(X: Matrix, bad: NDArray[np.bool_], seed: int, threads: int, rounds: int) -> Any:
-    import lightgbm
-
-    parameters = _PARAMETERS | {"seed": seed, "num_threads": threads}
-    data = lightgbm.Dataset(
-        X, label=bad.astype(np.float64), params={"max_bin": _PARAMETERS["max_bin"], "verbosity": -1}
-    )
-    return lightgbm.train(parameters, data, num_boost_round=rounds)
+def _matrix_of_rows(history: JobHistory, rows: NDArray[np.int64]) -> Matrix:
+    part = JobTable(history.table.frame[rows])
+    return failure_matrix(part, history, part.submit)
 
 
-_boosters: dict[str, Any] = {}
+def _boost(X: Matrix, bad: Bools, blocks: NDArray[Any], seed: int, threads: int, rounds: int) -> list[Any]:
+    """Trees to which every job counts alike, and trees to which every user's day counts alike."""
+    _, block, counts = np.unique(blocks, return_inverse=True, return_counts=True)
+    by_day = 1.0 / counts[block]
+    leaf = int(np.clip(_LEAF_SHARE * len(X), *_LEAF_ROWS))
+    parameters = _PARAMETERS | {"min_data_in_leaf": leaf}
+    return [
+        grow(X, bad, parameters, rounds=rounds, seed=seed, threads=threads, weights=weights)
+        for weights in (None, by_day / by_day.mean())
+    ]
 
 
-def _booster(text: str) -> Any:
-    """A parsed model, the newest few kept: parsing takes longer than a forecast."""
-    if text not in _boosters:
-        import lightgbm
+def _mean_odds(probabilities: list[Floats]) -> Floats:
+    return np.mean(probabilities, axis=0)
 
-        while len(_boosters) >= 4:
-            _boosters.pop(next(iter(_boosters)))
-        _boosters[text] = lightgbm.Booster(model_str=text)
-    return _boosters[text]
+
+def _blended(told: Floats, rate: Floats, weight: float) -> Floats:
+    """Weighted mean of two probabilities in log odds."""
+    if weight >= 1.0:
+        return told
+    if weight <= 0.0:
+        return rate
+    log_odds = weight * _log_odds(told) + (1 - weight) * _log_odds(rate)
+    return 1.0 / (1.0 + np.exp(-log_odds))
+
+
+def _log_odds(probability: Floats) -> Floats:
+    inside = np.clip(probability, _EDGE, 1 - _EDGE)
+    return np.log(inside / (1 - inside))

@@ -31,11 +31,15 @@ class Judged:
 
     Attributes:
         metrics: Name to one value per row, whose mean is the metric; the task's primary loss is among them.
-        score: What ranks the rows (failure only), for AUROC.
+        score: What ranks the rows, for AUROC; a probability where it lies in [0, 1].
+        happened: What `score` is of, shape (n,); None: a bad end.
+        is_new: Rows of users without any history, shape (n,).
     """
 
     metrics: dict[str, Floats]
     score: Floats | None = None
+    happened: NDArray[np.bool_] | None = None
+    is_new: NDArray[np.bool_] | None = None
 
 
 class Task(Protocol):

@@ -16,11 +16,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import JobHistory, JobTable
+from features.job_outcomes import failure_matrix
 from features.job_queue import wait_matrix
 from features.jobs import feature_matrix, microseconds
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES, conform
 from models.curves import quantile_frame, read_levels
 from models.failure import FailureForecaster
+from models.failure_kinds import KIND_COLUMNS, while_running
 from models.recency import KeyedRecency
 from models.registry import Registry, RegistryError
 from models.runtime import RuntimeForecaster, matrix_of_rows, remaining_frame
@@ -111,9 +113,9 @@ def forecast_jobs(
         data_age_s: Age of the newest input; by default from `observed_at` where there is one.
 
     Returns:
-        Rows of `out_job_forecasts`: per pending job `runtime` (with `p_fail`) and `wait` (with the odds of a start),
-        per running job `remaining` (with `p_fail`). `model_version` is that of the quantiles, `baseline:<name>`
-        where no model has earned its place.
+        Rows of `out_job_forecasts`: per pending job `runtime` (with the odds of bad ends) and `wait` (with the odds of
+        a start), per running job `remaining` (with the odds of bad ends). `model_version` is that of the quantiles,
+        `baseline:<name>` where no model has earned its place.
 
     Raises:
         features.job_history.JobsError: A needed column is absent or null.
@@ -127,7 +129,7 @@ def forecast_jobs(
     X = feature_matrix(table, history, np.full(table.count, moment))
     runtime_version, curves = _runtime_curves(champions, X, table, history, moment)
     failing: FailureForecaster | None = champions.get("job_failure")[1]
-    p_fail = pl.Series("p_fail", (failing or FailureForecaster.rate()).probability(X))
+    odds = _failure_odds(failing or FailureForecaster.rate(), X, curves, table, history, moment)
     is_running = live["state"] == "RUNNING"
     facts = live.select(
         pl.lit(None, dtype=pl.String).alias("cluster") if "cluster" not in live.columns else "cluster",
@@ -135,9 +137,9 @@ def forecast_jobs(
     )  # fmt: skip
 
     seconds = np.fmin(np.exp(read_levels(curves, QUANTILES)), table.limit_s[:, None])
-    runtime = _rows(facts, quantile_frame(seconds), "runtime", runtime_version, p_fail).filter(~is_running)
+    runtime = _rows(facts, quantile_frame(seconds), "runtime", runtime_version, odds).filter(~is_running)
     left = remaining_frame(curves, table, moment)
-    remaining = _rows(facts, left, "remaining", runtime_version, p_fail).filter(is_running)
+    remaining = _rows(facts, left, "remaining", runtime_version, odds).filter(is_running)
     pending = live.filter(~is_running)
     waiting = JobTable(pending)
     wait_version, waits = champions.get("wait")
@@ -198,8 +200,20 @@ def _runtime_curves(
     return f"baseline:{keyed.name}", keyed.curves(X)
 
 
+def _failure_odds(
+    failing: FailureForecaster, X: Matrix, curves: Floats, table: JobTable, history: JobHistory, moment: int
+) -> pl.DataFrame:
+    """`p_fail` and its kinds; of a running job given how long it has run."""
+    told = failing.frame(failure_matrix(table, history, np.full(table.count, moment), X))
+    elapsed_s = np.where(table.start < moment, np.maximum(moment - table.start, 0), 0) / 1e6
+    p_fail, kinds = while_running(
+        told["p_fail"].to_numpy(), told.select(KIND_COLUMNS).to_numpy(), curves, elapsed_s, table.limit_s
+    )
+    return pl.DataFrame({"p_fail": p_fail} | {name: kinds[:, k] for k, name in enumerate(KIND_COLUMNS)})
+
+
 def _rows(
-    facts: pl.DataFrame, quantiles: pl.DataFrame, forecast: str, version: str, p_fail: pl.Series | None
+    facts: pl.DataFrame, quantiles: pl.DataFrame, forecast: str, version: str, odds: pl.DataFrame | None
 ) -> pl.DataFrame:
     rows = facts.hstack(quantiles).with_columns(forecast=pl.lit(forecast), model_version=pl.lit(version))
-    return rows if p_fail is None else rows.with_columns(p_fail)
+    return rows if odds is None else rows.hstack(odds)

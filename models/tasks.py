@@ -15,23 +15,26 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import NEVER, JobHistory, JobTable
+from features.job_outcomes import FAILURE_FEATURES, failure_matrix
 from features.job_queue import WAIT_FEATURES, wait_matrix
 from features.jobs import FEATURES, feature_matrix
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
-from models import failure, recency, wait
+from models import failure, failure_kinds, recency, wait
 from models.calibration import level_table, reliability
 from models.curves import quantile_frame, read_levels, remaining_s
 from models.failure import FailureForecaster
 from models.forest import ForestSize
 from models.judging import Judged, Task, duration_losses, matrix_of, named_rows, remaining_losses
 from models.runtime import RuntimeForecaster
-from models.scoring import brier, duration_scores, is_within, log_pinball
-from models.wait import WaitForecaster
+from models.scoring import brier, duration_scores, is_covered, is_within, log_pinball
+from models.wait import SOON_S, WaitForecaster
+from models.wait_points import WITHIN_S
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Matrix = NDArray[np.float32]
 
+_NEW = recency.STRATA.index("new")
 ELAPSED_S = (60.0, 600.0, 3600.0)  # the time left is judged after these
 
 
@@ -163,7 +166,11 @@ class WaitTask:
             f"brier_{seconds}s": brier(frame[column].to_numpy(), actual <= seconds)
             for seconds, column in zip(wait.SOON_S, wait.SOON_COLUMNS, strict=True)
         }
-        return Judged(duration_losses(frame.select(QUANTILE_COLUMNS).to_numpy(), actual) | odds)
+        quantiles = frame.select(QUANTILE_COLUMNS).to_numpy()
+        bound = is_covered(np.zeros(len(rows)), quantiles[:, QUANTILES.index(0.95)], actual)
+        metrics = duration_losses(quantiles, actual) | odds | {"below_q95": bound.astype(np.float64)}
+        points = _wait_points(frame["likeliest_s"].to_numpy(), quantiles[:, QUANTILES.index(0.5)], actual)
+        return Judged(metrics | points, 1.0 - frame["p_start_60s"].to_numpy(), actual > SOON_S[0])
 
     def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
         actual = table.wait_s[rows]
@@ -174,7 +181,8 @@ class WaitTask:
                 f"brier_{seconds}s": brier((forecast <= seconds).astype(np.float64), actual <= seconds)
                 for seconds in wait.SOON_S
             }
-            found[name] = Judged(duration_scores(forecast, actual) | odds)
+            points = _wait_points(forecast, forecast, actual)
+            found[name] = Judged(duration_scores(forecast, actual) | odds | points, forecast, actual > SOON_S[0])
         recent = self.judge(WaitForecaster.recent(), X, table, rows)
         return found | {"recent_waits": recent}
 
@@ -183,8 +191,19 @@ class WaitTask:
         return level_table(quantiles, table.wait_s[rows], QUANTILES)
 
     def predictions(self, forecaster: WaitForecaster, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame:
-        frame = forecaster.frame(X).select(pl.col("q50_s").alias("point_s"), *QUANTILE_COLUMNS, *wait.SOON_COLUMNS)
+        frame = forecaster.frame(X).select(
+            pl.col("q50_s").alias("point_s"), pl.col("likeliest_s").alias("mode_s"), *QUANTILE_COLUMNS,
+            *wait.SOON_COLUMNS,
+        )  # fmt: skip
         return pl.concat([named_rows(table, rows), frame], how="horizontal")
+
+
+def _wait_points(nearest_s: Floats, median_s: Floats, actual_s: Floats) -> dict[str, Floats]:
+    """Within a minute of the truth, of the point made for it; and |ln(1 + forecast) − ln(1 + actual)| of the median."""
+    return {
+        "within_60s": (np.abs(nearest_s - actual_s) <= WITHIN_S + 0.5).astype(np.float64),
+        "mae_log1p": np.abs(np.log1p(median_s) - np.log1p(actual_s)),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,19 +216,20 @@ class FailureTask:
     rounds: int = failure.ROUNDS
 
     def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix:
-        return matrix_of(feature_matrix, history, rows)
+        return matrix_of(failure_matrix, history, rows)
 
     def released(self, table: JobTable) -> Ints:
         return np.where(failure.labelled(table), table.end, NEVER)
 
     def configuration(self) -> dict[str, Any]:
-        return {"model": "lightgbm", "rounds": self.rounds, "features": list(FEATURES)}
+        return {"model": "lightgbm+rate", "rounds": self.rounds, "features": list(FAILURE_FEATURES)}
 
     def fit(
         self, history: JobHistory, at: int, features: Matrix | None, *, seed: int, threads: int, max_labels: int
     ) -> FailureForecaster:
+        most = min(max_labels, failure.MAX_LABELS)
         return FailureForecaster.fit(
-            history, at, features=features, seed=seed, threads=threads, rounds=self.rounds, max_labels=max_labels
+            history, at, features=features, seed=seed, threads=threads, rounds=self.rounds, max_labels=most
         )
 
     def parameters(self) -> dict[str, Any]:
@@ -220,15 +240,19 @@ class FailureTask:
 
     def judge(self, forecaster: FailureForecaster, X: Matrix, table: JobTable, rows: Ints) -> Judged:
         probability = forecaster.probability(X)
-        return Judged({"brier": brier(probability, table.is_bad[rows])}, probability)
+        kinds = forecaster.kind_probabilities(X, probability)
+        metrics = {"brier": brier(probability, table.is_bad[rows])} | _kind_losses(kinds, table, rows)
+        return Judged(metrics, probability, is_new=recency.stratum(X) == _NEW)
 
     def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
         bad = table.is_bad[rows]
         rate = failure.rolling_rate(X)
         user = failure.rolling_rate(X, narrowest="user")
+        new = recency.stratum(X) == _NEW
+        kinds = rate[:, None] * failure_kinds.rolling_shares(X)
         return {
-            "rolling_rate": Judged({"brier": brier(rate, bad)}, rate),
-            "user_rate": Judged({"brier": brier(user, bad)}, user),
+            "rolling_rate": Judged({"brier": brier(rate, bad)} | _kind_losses(kinds, table, rows), rate, is_new=new),
+            "user_rate": Judged({"brier": brier(user, bad)}, user, is_new=new),
         }
 
     def calibration(
@@ -237,7 +261,17 @@ class FailureTask:
         return reliability(forecaster.probability(X), table.is_bad[rows])
 
     def predictions(self, forecaster: FailureForecaster, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame:
-        return named_rows(table, rows).with_columns(pl.Series("p_fail", forecaster.probability(X)))
+        return pl.concat([named_rows(table, rows), forecaster.frame(X)], how="horizontal")
+
+
+def _kind_losses(kinds: Floats, table: JobTable, rows: Ints) -> dict[str, Floats]:
+    """Brier of each kind of bad end that came at all; kinds of shape (n, len(KIND_NAMES))."""
+    happened = np.where(table.is_bad[rows], failure_kinds.kind_of(table)[rows], -1)
+    return {
+        f"brier_{name}": brier(kinds[:, number], happened == number)
+        for number, name in enumerate(failure_kinds.KIND_NAMES)
+        if number < kinds.shape[1]
+    }
 
 
 TASKS: dict[str, type[RuntimeTask | WaitTask | FailureTask]] = {

@@ -27,6 +27,7 @@ from models.curves import LEVELS, level_of, pool, quantile_frame, read_levels, r
 from models.forest import Forest, ForestSize
 from models.runtime import HOLDOUT_SHARE, MAX_HOLDOUT, TooFewJobsError, check_features
 from models.scoring import log_pinball
+from models.wait_points import likeliest_s
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -178,11 +179,12 @@ class WaitForecaster:
         return np.maximum.accumulate(np.stack(raw, axis=1), axis=1)
 
     def frame(self, X: Matrix) -> pl.DataFrame:
-        """Quantiles and odds from features that are at hand."""
+        """Quantiles, odds and the likeliest point (`likeliest_s`) from features that are at hand."""
         curves = self.curves(X)
         seconds = np.exp(read_levels(curves, QUANTILES))
         odds = pl.from_numpy(self.odds(curves), schema=list(SOON_COLUMNS))
-        return quantile_frame(np.where(seconds <= 1.0 + 1e-9, 0.0, seconds)).hstack(odds)
+        frame = quantile_frame(np.where(seconds <= 1.0 + 1e-9, 0.0, seconds))
+        return frame.hstack(odds).with_columns(likeliest_s=likeliest_s(curves))
 
     def forecast(
         self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime | None = None
@@ -195,7 +197,8 @@ class WaitForecaster:
             at: The moment; None for each job's submit time.
 
         Returns:
-            Columns `QUANTILE_COLUMNS` (seconds from the moment) and `p_start_60s`, `p_start_600s`, `p_start_3600s`.
+            Columns `QUANTILE_COLUMNS` (seconds from the moment) and `p_start_60s`, `p_start_600s`, `p_start_3600s`
+            and `likeliest_s`, the point that most probability lies around within a minute.
         """
         table = JobTable(jobs)
         return self.frame(wait_matrix(table, JobHistory.of(history), moments_of(table, at)))

@@ -144,6 +144,9 @@ def job_forecasts(jobs: pl.DataFrame, rows: pl.DataFrame) -> list[JobForecast]:
                 reason=job["reason"],
                 model_version=any_row["model_version"],
                 generated_at=any_row["generated_at"],
+                p_timeout=_first(found, "p_timeout"),
+                p_node_failure=_first(found, "p_node_failure"),
+                p_out_of_memory=_first(found, "p_out_of_memory"),
             )
         )
     return items

@@ -93,7 +93,10 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class JobForecast(msgspec.Struct, frozen=True):
-    """What is foreseen for one known job. `remaining` for a running job, `wait` for a pending one."""
+    """What is foreseen for one known job. `remaining` for a running job, `wait` for a pending one.
+
+    `p_timeout`, `p_node_failure` and `p_out_of_memory` are parts of `p_fail`; what is left is a failure of its own.
+    """
 
     cluster: str
     job_id: str
@@ -116,6 +119,9 @@ class JobForecast(msgspec.Struct, frozen=True):
     reason: str | None
     model_version: str
     generated_at: datetime
+    p_timeout: float | None = None
+    p_node_failure: float | None = None
+    p_out_of_memory: float | None = None
 
 
 class ReservationPlan(msgspec.Struct, frozen=True):

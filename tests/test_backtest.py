@@ -12,6 +12,7 @@ from features.job_history import JobHistory
 from features.jobs import job_features
 from features.vocabulary import QUANTILE_COLUMNS, TABLES
 from models.backtest import BacktestError, backtest
+from models.failure_kinds import KIND_COLUMNS
 from models.forest import ForestSize
 from models.recency import baseline_log
 from models.scoring import log_error
@@ -132,7 +133,9 @@ def test_the_command_writes_predictions_figures_and_a_page_of_its_own(kind, trac
     ids = set(pl.read_parquet(jobs)["job_id"].to_list())
     assert set(predictions["job_id"].to_list()) <= ids
     if kind == "failure":
-        assert predictions.columns == ["job_id", "submit_time", "p_fail"]
+        assert predictions.columns == ["job_id", "submit_time", "p_fail", *KIND_COLUMNS]
+        parts = predictions.select(KIND_COLUMNS).sum_horizontal()
+        assert (parts <= predictions["p_fail"] + 1e-9).all()
         assert predictions["p_fail"].is_between(0, 1).all()
     else:
         own = ["point_s", "mode_s"] if kind == "runtime" else ["elapsed_s", "point_s"]

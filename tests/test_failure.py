@@ -77,7 +77,7 @@ def test_where_nothing_can_be_learnt_the_rate_speaks(atlas):
 @pytest.mark.traces
 def test_jobs_of_one_fate_alone_leave_the_rate_in_charge(atlas):
     forecaster = FailureForecaster.fit(atlas.with_columns(state=pl.lit("COMPLETED")), atlas["submit_time"][3_000])
-    assert forecaster.booster_text is None
+    assert not forecaster.booster_texts
     assert forecaster.forecast(atlas[3_500:3_600], atlas)["p_fail"].max() < 0.1
 
 

@@ -1,0 +1,150 @@
+"""Which bad end, and how its odds move while a job runs.
+
+P(timeout), P(node failure) and P(out of memory) are shares of P(bad end), so they can never exceed it together; what
+is left is a failure of the job's own. While a job runs on, a timeout becomes likelier by Bayes' rule: every other end
+would have been allowed to come earlier. Here belong kinds of bad ends; not P(bad end) itself (`models/failure.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.job_history import JobTable
+from features.job_outcomes import FAILURE_FEATURES, KINDS, NEWEST
+from models.boosting import booster_of, grow
+from models.curves import level_of
+
+Floats = NDArray[np.float64]
+Matrix = NDArray[np.float32]
+
+KIND_NAMES = tuple(name for name, _ in KINDS)
+KIND_COLUMNS = tuple(f"p_{name}" for name in KIND_NAMES)  # p_timeout, p_node_failure, p_out_of_memory
+OTHER = len(KINDS)  # class of every other bad end
+MIN_KIND_ROWS = 40  # a kind with fewer has the same share everywhere
+KIND_ROUNDS = 40
+_PARAMETERS: dict[str, Any] = {"num_leaves": 7, "min_data_in_leaf": 40, "lambda_l2": 20.0}
+_PRIOR_ROWS = 4.0
+_NEVER_SEEN = 1e-4  # share of a kind that never came; kept off zero
+
+
+def kind_of(table: JobTable) -> NDArray[np.int64]:
+    """Class of each row's state as a bad end: a position in `KINDS`, or `OTHER`; shape (n,)."""
+    states = table.frame["state"]
+    found = np.full(table.count, OTHER, dtype=np.int64)
+    for number, (_, held) in enumerate(KINDS):
+        found[states.is_in(held).fill_null(False).to_numpy()] = number
+    return found
+
+
+def rolling_shares(X: Matrix) -> Floats:
+    """The baseline: shares among the newest bad ends of the same key, leaning on everyone's; shape (n, len(KINDS))."""
+    found = np.zeros((len(X), len(KINDS)))
+    for number, column in (
+        (KIND_NAMES.index("timeout"), "timeouts"),
+        (KIND_NAMES.index("out_of_memory"), "out_of_memories"),
+    ):
+        share = np.zeros(len(X))
+        for group in ("all", "key"):
+            at = {
+                name: X[:, FAILURE_FEATURES.index(f"ended_{group}_{name}")].astype(np.float64)
+                for name in (column, "bad_30", "ends")
+            }
+            rows = np.minimum(np.expm1(np.nan_to_num(at["ends"])), NEWEST)
+            bad, hits = np.nan_to_num(at["bad_30"]) * rows, np.nan_to_num(at[column]) * rows
+            share = np.minimum((hits + _PRIOR_ROWS * share) / (np.maximum(bad, hits) + _PRIOR_ROWS), 1.0)
+        found[:, number] = share
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class KindShares:
+    """Shares of the kinds among bad ends.
+
+    Attributes:
+        shares: Of each kind and of others over all jobs learnt from, shape (len(KINDS) + 1,), sums to one.
+        learnt: Classes the booster tells apart, in its order; the rest keep their share.
+        booster_text: LightGBM model as text, None where there is nothing to tell apart.
+    """
+
+    shares: Floats
+    learnt: tuple[int, ...]
+    booster_text: str | None
+
+    @classmethod
+    def unknown(cls) -> KindShares:
+        """Before any bad end was seen: nearly all are others."""
+        shares = np.full(len(KINDS) + 1, _NEVER_SEEN)
+        shares[OTHER] = 1 - shares[:OTHER].sum()
+        return cls(shares, (), None)
+
+    @classmethod
+    def fit(cls, X: Matrix, kinds: NDArray[np.int64], *, seed: int, threads: int) -> KindShares:
+        """Learn from bad ends alone.
+
+        Args:
+            X: Features of jobs that ended badly, shape (n, f).
+            kinds: `kind_of` them, shape (n,).
+            seed: Seed of the fit.
+            threads: Threads of the fit.
+        """
+        if not len(kinds):
+            return cls.unknown()
+        counts = np.bincount(kinds, minlength=len(KINDS) + 1).astype(np.float64)
+        prior = cls.unknown().shares
+        shares = (counts + _PRIOR_ROWS * prior) / (counts.sum() + _PRIOR_ROWS)
+        learnt = tuple(np.flatnonzero(counts >= MIN_KIND_ROWS).tolist())
+        if len(learnt) < 2:
+            return cls(shares, (), None)
+        rows = np.isin(kinds, learnt)
+        parameters = _PARAMETERS | {"objective": "multiclass", "num_class": len(learnt)}
+        labels = np.searchsorted(learnt, kinds[rows]).astype(np.float64)
+        booster = grow(X[rows], labels, parameters, rounds=KIND_ROUNDS, seed=seed, threads=threads)
+        return cls(shares, learnt, booster.model_to_string())
+
+    def of(self, X: Matrix) -> Floats:
+        """Shares of each row, shape (n, len(KINDS) + 1); rows sum to one."""
+        found = np.tile(self.shares, (len(X), 1))
+        if self.booster_text is not None and len(X):
+            told = booster_of(self.booster_text).predict(X, num_threads=1)
+            found[:, list(self.learnt)] = told * self.shares[list(self.learnt)].sum()
+        return found
+
+
+def while_running(
+    p_fail: Floats, kinds: Floats, curves: Floats, elapsed_s: Floats, limit_s: Floats
+) -> tuple[Floats, Floats]:
+    """Odds of jobs that have run for a while, from their odds at submit.
+
+    A job that will time out is sure to have come this far; any other had the share of its runtimes that lie beyond.
+    Failures of other kinds and good ends are thought to last alike.
+
+    Args:
+        p_fail: P(bad end), shape (n,).
+        kinds: Of each of `KINDS`, shape (n, len(KINDS)); together at most `p_fail`.
+        curves: Runtime, ln(seconds), shape (n, len(LEVELS)), not conditioned on the elapsed time.
+        elapsed_s: Seconds run, shape (n,).
+        limit_s: Time limits, shape (n,); NaN: none, no timeout.
+
+    Returns:
+        P(bad end) and the kinds, as the arguments.
+    """
+    timeout = KIND_NAMES.index("timeout")
+    has_limit = ~np.isnan(limit_s)
+    prior = np.where(has_limit, kinds[:, timeout], 0.0)
+    limit_log = np.where(has_limit, np.log(np.maximum(limit_s, 1.0)), np.inf)
+    short = np.where(has_limit, limit_log - 1e-6, curves[:, -1] + 1.0)
+    # The spike at the limit is left out: other ends are spread over what lies before it.
+    before_limit = np.maximum(level_of(curves, short), 1e-6)
+    beyond = np.maximum(before_limit - level_of(curves, np.log(np.maximum(elapsed_s, 1.0))), 0.0)
+    survives = np.where(elapsed_s <= 0, 1.0, np.clip(beyond / before_limit, 1e-6, 1.0))
+    survives = np.where(has_limit & (elapsed_s >= limit_s), 1e-6, survives)
+    reached = prior / np.maximum(prior + (1 - prior) * survives, 1e-12)
+    scale = np.where(prior < 1, (1 - reached) / np.maximum(1 - prior, 1e-12), 0.0)
+    moved = kinds * scale[:, None]
+    moved[:, timeout] = reached
+    others = np.maximum(p_fail - kinds[:, timeout], 0.0) * scale
+    return np.clip(reached + others, 0.0, 1.0), moved
