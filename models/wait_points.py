@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 WITHIN_S = 60.0
+_GRID = 28  # steps of a third of the window
 CHURN_STEP_S = 600  # between two looks at a waiting job, when churn is measured on recorded jobs
 CHURN_STEPS = 12
 CHURN_JOBS = 300
@@ -38,8 +39,10 @@ def likeliest_s(curves: Floats, within_s: float = WITHIN_S) -> Floats:
     n = len(curves)
     ends = np.where(curves <= 1e-9, 0.0, np.exp(curves))
     best, point = np.full(n, -1.0), np.zeros(n)
-    # No wait but what lies within the window, the window's own width, and wherever two levels lie close.
-    candidates = [np.full(n, within_s), *(((ends[:, k] + ends[:, k + 1]) / 2) for k in range(len(LEVELS) - 1))]
+    # A grid over what is soon, which begins where no wait is just inside, and wherever two levels lie close.
+    grid = within_s * (np.arange(_GRID) / 3 + 1)
+    candidates = [np.full(n, point) for point in grid.tolist()]
+    candidates += [(ends[:, k] + ends[:, k + 1]) / 2 for k in range(len(LEVELS) - 1)]
     for candidate in candidates:
         held = _upto(curves, candidate + within_s) - np.where(
             candidate > within_s, _upto(curves, candidate - within_s), 0.0
