@@ -75,6 +75,10 @@ class Cluster(_Section):
     prometheus_headers: dict[str, str] = Field(
         {}, repr=False, description='Headers of every query, as { X-Scope-OrgID = "a" }; for Mimir, Thanos, Cortex.'
     )
+    replica_labels: tuple[str, ...] = Field(
+        ("replica", "prometheus_replica", "__replica__"),
+        description="Labels that tell apart Prometheus servers that scrape the same exporters: one of them is used.",
+    )
     scrape_targets: tuple[str, ...] = Field(
         (), description="URLs of exporters' /metrics, or one `http_sd` URL prefixed `sd+`."
     )

@@ -190,6 +190,7 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
             table=_vocabulary(name, cluster),
             parallel=cluster.prometheus_parallel,
             has_pods=cluster.jobs == "kubernetes",
+            replica_labels=cluster.replica_labels,
         )
     if cluster.telemetry == "scrape":
         from pipelines.sources.scrape import ScrapeSource
@@ -219,6 +220,7 @@ def build_telemetry(name: str, cluster: Cluster, state: Path) -> TelemetrySource
             tick_s=cluster.tick_s,
             table=_vocabulary(name, cluster),
             pods=(lambda: _pods(name, cluster)) if cluster.jobs == "kubernetes" else None,
+            replica_labels=cluster.replica_labels,
         )
     from pipelines.sources.trace import TelemetryTrace
 

@@ -8,6 +8,7 @@ wire in `promql.py`, the table of names in `features/metrics.py`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -20,6 +21,8 @@ from pipelines.sources.metric_findings import metrics_findings
 from pipelines.sources.promql import Matrix, PromQL, parse_labels
 from pipelines.sources.promql_access import Access
 from pipelines.sources.promql_range import MARGIN_MS, RangeReader
+from pipelines.sources.replicas import OneReplica, kept_samples
+from pipelines.sources.series import REPLICA_LABELS
 from pipelines.sources.wide import (
     LINK_TRAFFIC,
     UP,
@@ -47,6 +50,7 @@ class PrometheusSource:
         parallel: Queries at a time when a range is read in pieces.
         table: The vocabulary.
         has_pods: GPUs are held by pods of Kubernetes, whose kube-state-metrics is in the same server.
+        replica_labels: Labels that tell apart servers that scrape the same exporters: one of them is read.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class PrometheusSource:
         parallel: int = 2,
         table: metrics.MetricTable = metrics.DEFAULT,
         has_pods: bool = False,
+        replica_labels: Sequence[str] = REPLICA_LABELS,
     ) -> None:
         self.name = name
         self.watermark_lag_s = exporter_interval_s
@@ -79,7 +84,9 @@ class PrometheusSource:
         self._reader = RangeReader(self._apis, self._names, matcher, exporter_interval_s * 1000)
         self._quick = RangeReader(self._apis, tuple(quick), matcher, exporter_interval_s * 1000)
         self._pods = PodNames(self._api, matcher) if has_pods else None
-        self._index = Index(table, self._pods)
+        self._index = Index(table, self._pods, replica_labels)
+        # A range may lie in the past: what was chosen there is nothing to the newest samples.
+        self._of_range, self._of_newest = (OneReplica(exporter_interval_s * 1000) for _ in range(2))
         self._version = 0
         others = (name for name in table.names["link"] if name not in quick)
         lanes = [name for name in others if any(row.column in LINK_TRAFFIC for row in table.by_name[name])]
@@ -108,7 +115,7 @@ class PrometheusSource:
                 self._resolve_anew()
             for matrix, at, until in self._reader.read(first - lead, last):
                 self._index.prune(len(matrix.labels))
-                samples, odd = self._resolve(matrix)
+                samples, odd = self._resolve(matrix, self._of_range)
                 parts.append(self._frames(_within(samples, at, until)))
                 warnings += odd
             warnings += self._take_warnings()
@@ -143,11 +150,11 @@ class PrometheusSource:
             span_ms = round(2000 * self._interval_s) + MARGIN_MS
             matrix = self._quick.newest(span_ms)
             self._index.prune(max(len(matrix.labels), self._newest_series))
-            samples, warnings = self._resolve(matrix)
+            samples, warnings = self._resolve(matrix, self._of_newest)
             self._newest_series = len(matrix.labels)
             if self._lanes is not None and lacks_link_sums(samples, self._index):
                 lanes = self._lanes.newest(span_ms)
-                single, more = self._resolve(lanes)
+                single, more = self._resolve(lanes, self._of_newest)
                 samples, warnings = Samples(*map(np.concatenate, zip(samples, single, strict=True))), warnings + more
                 self._newest_series += len(lanes.labels)
             frames = self._frames(samples)
@@ -175,8 +182,8 @@ class PrometheusSource:
         readers = [reader for reader in (self._reader, self._quick, self._lanes) if reader is not None]
         return list(dict.fromkeys([*notes, *(note for reader in readers for note in reader.take_notes())]))
 
-    def _resolve(self, matrix: Matrix) -> tuple[Samples, list[str]]:
-        """Series of use with the samples whose times can be true, and what was left out."""
+    def _resolve(self, matrix: Matrix, chooser: OneReplica) -> tuple[Samples, list[str]]:
+        """Series of use with the samples whose times can be true, of one replica each, and what was left out."""
         unread: list[str] = []
         series = len(matrix.labels)
         name, entity = np.zeros(series, np.int64), np.zeros(series, np.int64)
@@ -213,6 +220,11 @@ class PrometheusSource:
         each = np.repeat(kept, matrix.counts)
         samples = Samples(name[kept], entity[kept], matrix.counts[kept], matrix.ts_ms[each], matrix.values[each])
         samples, warnings = drop_absurd_times(samples, self._index, datetime.now(UTC))
+        if self._index.has_replicas:
+            number = self._index.replica_of
+            told = [max(number(matrix.labels[i]), number((UP, matrix.labels[i]))) for i in np.flatnonzero(kept)]
+            replica = np.array(told, np.int64)
+            samples = kept_samples(samples, chooser.keep(samples, replica, self._index.generation))
         if unread:
             warnings.append(f"{len(unread)} series left out, whose labels cannot be read, as {unread[0]}")
         return samples, [f"{self.name}: {text}" for text in warnings]

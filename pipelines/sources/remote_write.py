@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from pipelines.sources.remote_write_intake import Intake
 from pipelines.sources.remote_write_keeper import Keeper
 from pipelines.sources.remote_write_log import LogReader
 from pipelines.sources.remote_write_progress import read_state
+from pipelines.sources.series import REPLICA_LABELS
 from pipelines.sources.spool import Spool
 from pipelines.sources.wide import to_frames
 from pipelines.words import counted
@@ -50,6 +51,7 @@ class RemoteWriteSource:
         tick_s: How often `latest` is called, s.
         table: The vocabulary.
         pods: Makes what tells nodes and jobs behind labels of pods; None: they are passed over.
+        replica_labels: Labels that tell apart senders that scrape the same exporters: one of them is used.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class RemoteWriteSource:
         tick_s: float = 15,
         table: MetricTable = DEFAULT,
         pods: Callable[[], PodNames] | None = None,
+        replica_labels: Sequence[str] = REPLICA_LABELS,
     ) -> None:
         self.name, self.host, self.port = name, host, port
         self.folder = spool
@@ -80,12 +83,12 @@ class RemoteWriteSource:
         self._keeper = Keeper(
             Address(name, host, port, token_file, cert_file, key_file),
             spool,
-            lambda: Intake(name, spool, most_bytes, _KEPT, table, self._pods),
+            lambda: Intake(name, spool, most_bytes, _KEPT, table, self._pods, replica_labels=replica_labels),
             most_bytes=most_bytes,
             period_s=tick_s,
         )
         self._pruned_s = 0.0
-        self._reader = LogReader(name, spool, table, logged)
+        self._reader = LogReader(name, spool, table, logged, replica_labels, exporter_interval_s)
 
     @property
     def watermark_lag_s(self) -> float:

@@ -17,7 +17,7 @@ import polars as pl
 from features import metrics
 from pipelines.sources.remote_write_series import USELESS, Series
 from pipelines.sources.remote_write_wire import NAME_TAG, parse_labels
-from pipelines.sources.series import Workloads
+from pipelines.sources.series import REPLICA_LABELS, Workloads
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _HEAD = len(NAME_TAG)  # of a name's label, behind its own tag and size: the tag of the name, and one byte for its size
@@ -26,8 +26,11 @@ _HEAD = len(NAME_TAG)  # of a name's label, behind its own tag and size: the tag
 class BulkSeries(Series):
     """Series by number, of labels only: what `add_all` numbered, `add` and `take` do not know."""
 
-    def __init__(self, table: metrics.MetricTable = metrics.DEFAULT, workloads: Workloads | None = None) -> None:
-        super().__init__(table, workloads)
+    def __init__(
+        self, table: metrics.MetricTable = metrics.DEFAULT, workloads: Workloads | None = None,
+        replica_labels: Sequence[str] = REPLICA_LABELS,
+    ) -> None:  # fmt: skip
+        super().__init__(table, workloads, replica_labels)
         self._seen: list[tuple[np.ndarray, np.ndarray]] = []  # keys of labels and their numbers, a pair a call
         self._seeds = secrets.randbits(32), secrets.randbits(32)
         self._kinds = sorted({kind for _, kind in self._plain.values()}, key=lambda kind: (kind[:3] != "gpu", kind))
@@ -106,15 +109,16 @@ class BulkSeries(Series):
         _, sets = np.unique(rest, return_inverse=True)
         pairs = sets * len(self._kinds) + kind_of[code]
         each, first, pair = np.unique(pairs, return_index=True, return_inverse=True)
-        entities = np.full(len(each), USELESS, np.int32)
-        last, found, node = -1, {}, ""
+        entities, replicas = np.full(len(each), USELESS, np.int32), np.full(len(each), -1, np.int32)
+        last, found, node, replica = -1, {}, "", -1
         of_gpu: dict[str, int] = {}
         for i, (key, k) in enumerate(zip(each.tolist(), first.tolist(), strict=True)):
             group, kind = divmod(key, len(self._kinds))
             if group != last:  # kinds of one set stand beside each other, those of the GPU first
                 last, found, of_gpu = group, parse_labels(labels[at[k]]), {}
                 found.pop("__name__", None)
-                node = self._node(found)
+                node, replica = self._node(found), self.index.replica(found)
+            replicas[i] = replica
             entity, _, spelling = self._kinds[kind].partition(" ")
             if entity == "health" and spelling in of_gpu:
                 entities[i] = self.index.whole(of_gpu[spelling])
@@ -132,6 +136,7 @@ class BulkSeries(Series):
         out[use] = len(self) + np.arange(int(use.sum()))
         self._name_ids.frombytes(name_of[code[use]].tobytes())
         self._entity_ids.frombytes(entity[use].tobytes())
+        self._replica_ids.frombytes(replicas[pair][use].tobytes())
         return out
 
 

@@ -25,6 +25,7 @@ from pipelines.sources.remote_write_progress import IntakeState, Progress, read_
 from pipelines.sources.remote_write_series import Series
 from pipelines.sources.remote_write_wire import STALE_BITS, TooLargeError, WireError, decompress, split
 from pipelines.sources.sample_log import Chunk, SampleLog
+from pipelines.sources.series import REPLICA_LABELS
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Intake:
         table: The vocabulary.
         pods: Tells nodes and jobs behind labels of pods; None: they are passed over.
         clock: Gives the time, seconds since the epoch.
+        replica_labels: Labels that tell apart senders that scrape the same exporters.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Intake:
         table: MetricTable = DEFAULT,
         pods: PodNames | None = None,
         clock: Callable[[], float] = time.time,
+        replica_labels: Sequence[str] = REPLICA_LABELS,
     ) -> None:
         self.name, self.most_bytes = name, most_bytes
         self.lock = threading.Lock()  # series and newest change under it
@@ -82,13 +85,13 @@ class Intake:
             ("requests", "samples", "late", "ended", "useless", "absurd_time", "too_old", "refused"), 0
         )
         self._folder, self._kept_ms, self._clock = folder, int(kept.total_seconds() * 1000), clock
-        self._log, self._table = SampleLog(folder), table
+        self._log, self._table, self._replica_labels = SampleLog(folder), table, replica_labels
         self._started_ms = self._now_ms()
         self.progress = Progress(self.state, self._started_ms)
         self._written_s = -_STATE_EVERY_S
         self.epoch = max([self._started_ms - 1, *self._log.epochs()]) + 1
         self._pods, self._version = pods, pods.version if pods else 0
-        self.series, self.newest = Series(self._table, pods), Newest()
+        self.series, self.newest = Series(self._table, pods, replica_labels), Newest()
         self._renew_from = _LEAST_RENEWED
         self._queue: queue.Queue[tuple[str, bytes, Future[Answer]] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name=f"remote-write-{name}", daemon=True)
@@ -205,7 +208,7 @@ class Intake:
 
     def _begin(self) -> None:
         with self.lock:
-            self.series, self.newest = Series(self._table, self._pods), Newest()
+            self.series, self.newest = Series(self._table, self._pods, self._replica_labels), Newest()
             self._renew_from = _LEAST_RENEWED
             self.epoch = max(self._now_ms(), self.epoch + 1)
 

@@ -6,6 +6,7 @@ Nothing is received or written here.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from pipelines.sources import Fetched, empty_frame, gpu_frame, node_frame
 from pipelines.sources.kubernetes_names import PodNames
 from pipelines.sources.remote_write_bulk import BulkSeries
 from pipelines.sources.remote_write_series import USELESS
+from pipelines.sources.replicas import OneReplica, kept_samples
 from pipelines.sources.sample_log import Chunk, SampleLog
-from pipelines.sources.series import Samples
+from pipelines.sources.series import REPLICA_LABELS, Samples
 from pipelines.sources.wide import Frames, to_frames
 
 _NOTHING = Samples(*(np.empty(0, np.int64) for _ in range(4)), np.empty(0))
@@ -32,15 +34,25 @@ class LogReader:
         folder: Folder of the log.
         table: The vocabulary.
         pods: Tells nodes and jobs behind labels of pods; None: they are passed over.
+        replica_labels: Labels that tell apart senders that scrape the same exporters: one of them is read.
+        interval_s: Interval of scrapes, s.
     """
 
-    def __init__(self, name: str, folder: Path, table: MetricTable = DEFAULT, pods: PodNames | None = None) -> None:
+    def __init__(
+        self, name: str, folder: Path, table: MetricTable = DEFAULT, pods: PodNames | None = None,
+        replica_labels: Sequence[str] = REPLICA_LABELS, interval_s: float = 15,
+    ) -> None:  # fmt: skip
         self._name, self._log = name, SampleLog(folder)
         self._pods, self._version = pods, 0
-        self._table, self._series = table, BulkSeries(table, pods)
+        self._table, self._replica_labels, self._interval_s = table, replica_labels, interval_s
+        self._begin()
+        self._lock = threading.Lock()
+
+    def _begin(self) -> None:
+        self._series = BulkSeries(self._table, self._pods, self._replica_labels)
         self._numbers: dict[int, np.ndarray] = {}  # epoch → our number of each of its series
         self._offsets: dict[int, int] = {}
-        self._lock = threading.Lock()
+        self._chooser = OneReplica(self._interval_s * 1000)
 
     def fetch(self, start: datetime, end: datetime) -> Fetched:
         """Samples with start ≤ ts < end. One that was sent twice is there once, as it was sent last.
@@ -79,7 +91,7 @@ class LogReader:
         version = self._pods.version if self._pods else 0
         # Pruned: their series may have ended. Or their nodes are others than were known.
         if any(epoch not in epochs for epoch in self._numbers) or version != self._version:
-            self._series, self._numbers, self._offsets = BulkSeries(self._table, self._pods), {}, {}
+            self._begin()
             self._version = version
         for epoch in epochs:
             theirs, labels, self._offsets[epoch] = self._log.series_columns(epoch, self._offsets.get(epoch, 0))
@@ -116,7 +128,10 @@ class LogReader:
         starts = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
         series = number[starts]
         counts = np.diff(np.append(starts, len(number)))
-        return Samples(name[series].astype(np.int64), entity[series].astype(np.int64), counts, ts_ms, value)
+        samples = Samples(name[series].astype(np.int64), entity[series].astype(np.int64), counts, ts_ms, value)
+        if not self._series.index.has_replicas:
+            return samples
+        return kept_samples(samples, self._chooser.keep(samples, self._series.replica[series].astype(np.int64)))
 
 
 def _milliseconds(moment: datetime) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipelines.sources.remote_write_series import Series
 from pipelines.sources.remote_write_wire import STALE_BITS
+from pipelines.sources.replicas import OneReplica
 from pipelines.sources.series import Samples
 
 _NEVER = -(1 << 62)
@@ -43,6 +44,7 @@ class Newest:
         self._value, self._before = Grown(np.float64), Grown(np.float64)
         self._arrived, self._sender = Grown(np.int64, _NEVER), Grown(np.int16, -1)
         self._row = Grown(np.int32)
+        self._chooser: OneReplica | None = None
 
     def put(self, number: np.ndarray, ts_ms: np.ndarray, values: np.ndarray, sender: int, now_ms: int) -> int:
         """Take in samples in whatever order; an old one changes nothing, one of a known time replaces its value.
@@ -109,6 +111,8 @@ class Newest:
         name, entity = series.name[:size], series.entity[:size]
         alive = self._live() & (entity >= 0) & (self._arrived.view >= now_ms - max(2 * interval_ms, 60_000.0))
         use = np.flatnonzero(alive)
+        if series.index.has_replicas:
+            use = self._of_one_replica(use, series, interval_ms)
         ts, owner = self._ts.view[use], entity[use]
         common = np.full(len(series.index.entities), np.iinfo(np.int64).max)
         newest = np.full(len(series.index.entities), _NEVER)
@@ -126,6 +130,14 @@ class Newest:
             common[given],
             values[given],
         )
+
+    def _of_one_replica(self, use: np.ndarray, series: Series, interval_ms: float) -> np.ndarray:
+        """Of these series those of one replica each; of one that was left the last samples are not asked for."""
+        self._chooser = self._chooser or OneReplica(interval_ms)
+        name, entity, each = series.name[use], series.entity[use], np.ones(len(use), np.int64)
+        samples = Samples(name.astype(np.int64), entity.astype(np.int64), each, self._ts.view[use], each * 0.0)
+        kept = self._chooser.keep(samples, series.replica[use].astype(np.int64))
+        return use if kept is None else use[kept]
 
     def complete_ms(self, sender: int, heard_ms: int) -> int | None:
         """Everything of that sender before this time has arrived; None when nothing of it is alive.

@@ -7,7 +7,7 @@ label sets would be half a gigabyte. Two of a million series share one with a ch
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from pipelines.sources.remote_write_wire import (
     tails,
     without_name,
 )
-from pipelines.sources.series import UP, Index, Workloads
+from pipelines.sources.series import REPLICA_LABELS, UP, Index, Workloads
 
 USELESS = -2
 _UNKNOWN = -1
@@ -31,11 +31,12 @@ _SAME_LABELS = 4096  # label sets without their names that are remembered while 
 
 
 class _Labels(NamedTuple):
-    """Labels that several metrics share: by name, the node they tell, and the entity found for each kind of metric."""
+    """Labels that several metrics share: by name, the node and the replica they tell, the entity of each kind."""
 
     by_name: dict[str, str]
     node: str
     entities: dict[str, int]
+    replica: int
 
 
 def _plain_names(index: Index) -> dict[str, tuple[int, str]]:
@@ -55,19 +56,24 @@ class Series:
     Args:
         table: The vocabulary.
         workloads: As of `Index`.
+        replica_labels: As of `Index`.
 
     Attributes:
         index: Resolves labels; holds the entities.
         new: Number and labels of series that `take_new` has not given yet.
     """
 
-    def __init__(self, table: metrics.MetricTable = metrics.DEFAULT, workloads: Workloads | None = None) -> None:
-        self.index = Index(table, workloads)
+    def __init__(
+        self, table: metrics.MetricTable = metrics.DEFAULT, workloads: Workloads | None = None,
+        replica_labels: Sequence[str] = REPLICA_LABELS,
+    ) -> None:  # fmt: skip
+        self.index = Index(table, workloads, replica_labels)
         self._workloads = workloads
         self.new: list[tuple[int, bytes]] = []
         self._numbers: dict[int, int] = {}
         self._name_ids, self._entity_ids = array("i"), array("i")  # -1 while they are not known
-        self._arrays = np.empty((0, 2), np.int32)
+        self._replica_ids = array("i")
+        self._arrays = np.empty((0, 3), np.int32)
         self._wanted: dict[bytes, str] = {name.encode(): name for name in (*table.variants, UP)}
         self._same: dict[bytes, _Labels] = {}
         self._plain = _plain_names(self.index)
@@ -81,7 +87,8 @@ class Series:
     def _id_arrays(self) -> np.ndarray:
         known = len(self._arrays)
         if known < len(self):
-            more = [np.array(ids[known:], np.int32) for ids in (self._name_ids, self._entity_ids)]
+            every = (self._name_ids, self._entity_ids, self._replica_ids)
+            more = [np.array(ids[known:], np.int32) for ids in every]
             self._arrays = np.concatenate([self._arrays, np.stack(more, axis=1)])
         return self._arrays
 
@@ -94,6 +101,11 @@ class Series:
     def entity(self) -> np.ndarray:
         """Entity id of each series, -1 while it is not known."""
         return self._id_arrays()[:, 1]
+
+    @property
+    def replica(self) -> np.ndarray:
+        """Number of the replica of each series, -1 where no label tells one."""
+        return self._id_arrays()[:, 2]
 
     def take(self, entries: list[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
         """Samples of series of use.
@@ -181,21 +193,21 @@ class Series:
                 self._same.clear()
             parsed = parse_labels(rest)
             parsed.pop("__name__", None)
-            found = self._same[rest] = _Labels(parsed, self._node(parsed), {})
+            found = self._same[rest] = _Labels(parsed, self._node(parsed), {}, self.index.replica(parsed))
         by_name = found.by_name
         plain = self._plain.get(text)
         if plain is not None and plain[1] in found.entities:
-            return self._next(plain[0], found.entities[plain[1]])
+            return self._next(plain[0], found.entities[plain[1]], found.replica)
         job = by_name.get("job", "")
         if text == UP:
             self._ups.append((len(self), by_name))
-            return self._next(-1, -1)
+            return self._next(-1, -1, found.replica)
         ids = self._resolve(text, by_name, found.node, job)
         if ids is None:
             return USELESS
         if plain is not None:
             found.entities[plain[1]] = ids[1]
-        return self._next(*ids)
+        return self._next(*ids, found.replica)
 
     def _node(self, labels: dict[str, str]) -> str:
         return (self._workloads.node(labels) if self._workloads else "") or metrics.node_name(labels)
@@ -212,9 +224,10 @@ class Series:
                 self._nodes[target] = ""  # one instance speaks of several nodes
         return ids
 
-    def _next(self, name: int, entity: int) -> int:
+    def _next(self, name: int, entity: int, replica: int) -> int:
         self._name_ids.append(name)
         self._entity_ids.append(entity)
+        self._replica_ids.append(replica)
         return len(self._name_ids) - 1
 
     def settle(self) -> None:
@@ -229,7 +242,7 @@ class Series:
             node = own or self._nodes.get((job, labels.get("instance", "")), "")
             ids = self.index.add(None, UP, labels, node, job)
             if ids is not None:
-                self._id_arrays()[number] = ids
+                self._id_arrays()[number, :2] = ids
                 self._name_ids[number], self._entity_ids[number] = ids
         self._ups = waiting
 

@@ -6,7 +6,7 @@ Used by every source that reads exporters. Laying samples side by side stands in
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 
@@ -20,6 +20,8 @@ from features.vocabulary import BOARD_FACTS, conform
 from pipelines.sources.rates import Counter
 
 UP = "up"
+# What tells Prometheus servers apart that scrape the same exporters.
+REPLICA_LABELS = ("replica", "prometheus_replica", "__replica__")
 _FIRST_MS = 946_684_800_000  # 2000-01-01
 _AHEAD = timedelta(days=1)
 _UP = metrics.Variant(UP, "node", (metrics.Metric(UP, "is_up", entity="node"),))
@@ -75,10 +77,22 @@ class Index:
         table: The vocabulary; with a user's own mappings where there are some.
         workloads: Tells node and job behind labels of pods. With it the job of a GPU's series may be a token, for
             `workloads` to replace in the frames. None: labels of pods are passed over.
+        replica_labels: Labels that tell apart servers that scrape the same exporters.
+
+    Attributes:
+        generation: Another number when entities are numbered anew.
+        has_replicas: Several replicas were met.
     """
 
-    def __init__(self, table: metrics.MetricTable = metrics.DEFAULT, workloads: Workloads | None = None) -> None:
+    def __init__(
+        self, table: metrics.MetricTable = metrics.DEFAULT, workloads: Workloads | None = None,
+        replica_labels: Sequence[str] = REPLICA_LABELS,
+    ) -> None:  # fmt: skip
         self.table = table
+        self._replica_labels = tuple(replica_labels)
+        self._replicas: dict[tuple[str, ...], int] = {}
+        self._replica_of: dict[object, int] = {}
+        self.generation = 0
         self._workloads = workloads
         self.names = _names(table)
         self.entities: list[Entity] = []
@@ -125,8 +139,26 @@ class Index:
                     self._boards[identity[:2]] = tuple(map(_either, facts, known))
                     self._told = None
                 break
+        if key is not None and resolved is not None and (number := self.replica(labels)) >= 0:
+            self._replica_of[key] = number
         self._known[key] = resolved
         return resolved
+
+    @property
+    def has_replicas(self) -> bool:
+        return len(self._replicas) > 1
+
+    def replica(self, labels: Mapping[str, str]) -> int:
+        """Number of the replica that labels tell; -1 when they tell none."""
+        for label in self._replica_labels:
+            if labels.get(label):
+                told = tuple(labels.get(label, "") for label in self._replica_labels)
+                return self._replicas.setdefault(told, len(self._replicas))
+        return -1
+
+    def replica_of(self, key: object) -> int:
+        """Number of the replica of a series that `add` has met; -1 when its labels tell none."""
+        return self._replica_of.get(key, -1)
 
     def boards(self, gpu: pl.DataFrame) -> pl.DataFrame:
         """What labels tell of the boards in a frame.
@@ -163,6 +195,8 @@ class Index:
         """Resolve all series anew when they are met again."""
         self.entities, self._ids, self._known, self.counters, self._boards = [], {}, {}, {}, {}
         self._told = None
+        self._replica_of = {}
+        self.generation += 1
 
 
 def boards_at(gpu: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
