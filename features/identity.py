@@ -195,7 +195,7 @@ def identify(metric: Metric, labels: Mapping[str, str], node: str = "", lane: in
     if metric.entity == "xid":
         code = _first(labels, XID_LABELS)
         return Identity(node, gpu[0], None, "", xid=int(code) if _INDEX.fullmatch(code) else None)
-    return Identity(node, *gpu, _job(labels), *_instance(labels))
+    return Identity(node, *gpu, job_of(labels), *_instance(labels))
 
 
 def _link(labels: Mapping[str, str]) -> int | None:
@@ -236,7 +236,8 @@ def pod_of(labels: Mapping[str, str]) -> tuple[str, str, str]:
     )  # fmt: skip
 
 
-def _job(labels: Mapping[str, str]) -> str:
+def job_of(labels: Mapping[str, str]) -> str:
+    """Id of the job that labels name; empty when none does."""
     job = _first(labels, JOB_LABELS)
     # `exported_job` is a job label that the exporter gave and Prometheus renamed; plain `job` is the scrape job. Beside
     # `exported_instance` it is the scrape job of another Prometheus.

@@ -22,7 +22,8 @@ Every metric that Weatherglass knows, what it feeds, and how it is read. This pa
 - **feeds** is a column of the registry and the kind of thing it belongs to: `gpu` (samples of a GPU), `health`
   (counters and states of a GPU that change seldom), `xid` (one XID code of a GPU), `job` (the job on a GPU or node),
   `link` (one NVLink), `port` (a network device and port), `node`, `queue` (a value of `core_queue_samples`, named by
-  its metric; read from Prometheus).
+  its metric; read from Prometheus), `progress` (a job as its application tells of it: `core_job_progress`; read from
+  Prometheus).
   Metrics that feed no frame are read by the readers of Kubernetes, of queues and of jobs, or are only explained.
 - **×** is the scale: value × scale is in the column's unit.
 - **rank**: when a thing exposes several metrics of one column, the lowest rank whose value can be true wins. Spellings
@@ -54,6 +55,12 @@ and replicas never take part: one GPU stays one GPU when they come and go.
 The job is told by `hpc_job`, `job_id`, `slurm_job_id`, `slurm_jobid` or `jobid`, or by an exporter's series of its own
 (`job` in the lists: jobstats' id of each GPU's job, Omnistat's jobs of a node). On Kubernetes it is the job of the pod
 that the exporter's labels name, at the time of the sample.
+
+No exporter tells how far a training job is. An application that wants it known exports the gauges under
+*applications* below, with a label `job_id` and, where every process has its own, `rank`; the phase is a label
+(`training_phase{phase="train"} 1`): startup, train, evaluation or checkpoint. The names are Weatherglass's own
+convention; others are mapped as below, a step time with `entity = "progress"`. Without a Prometheus the same is sent
+with `POST /v1/progress` (see api.md).
 
 ## Own mappings
 

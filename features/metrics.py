@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from features.exporters import amd, dcgm, fabric, kubernetes, nvidia_smi, sensors, slurm, volcano
+from features.exporters import amd, applications, dcgm, fabric, kubernetes, nvidia_smi, sensors, slurm, volcano
 from features.exporters.metric import (
     BOARD,
     ENTITIES,
@@ -61,6 +61,7 @@ from features.vocabulary import (
     NODE_QUANTITIES,
     PORT_RATES,
     PORT_STATES,
+    PROGRESS_QUANTITIES,
 )  # fmt: skip
 
 __all__ = [
@@ -80,10 +81,12 @@ ENTITY_COLUMNS: dict[Entity, tuple[str, ...]] = {
     "link": tuple(name for name in LINK_QUANTITIES if name not in _DERIVED),
     "port": (*PORT_RATES, *PORT_STATES),
     "node": NODE_QUANTITIES,
+    "progress": PROGRESS_QUANTITIES,
 }
 QUEUE_VALUE = "value"  # of `core_queue_samples`, by the readers of queues: names that they know, no mappings of a user
 METRICS: tuple[Metric, ...] = (
     *dcgm.ROWS, *nvidia_smi.ROWS, *amd.ROWS, *sensors.ROWS, *fabric.ROWS, *kubernetes.ROWS, *slurm.ROWS, *volcano.ROWS,
+    *applications.ROWS,
 )  # fmt: skip
 
 
@@ -179,6 +182,8 @@ def _changed(name: str, fields: Mapping[str, Any], known: list[Metric]) -> list[
             near = difflib.get_close_matches(column, every, n=3, cutoff=0.6)
             hint = f"did you mean {' or '.join(near)}?" if near else f"valid: {', '.join(every)}"
             raise MetricError(f"{name}: column = {column!r}: no such column; {hint}")
+        if len(homes) > 1 and homes[-1] == "progress":  # step times are of a GPU unless it is asked for
+            homes.pop()
         if len(homes) > 1 and "entity" not in given:
             raise MetricError(f"{name}: column = {column!r}: set entity to one of {', '.join(homes)}")
         entity = given.pop("entity", homes[0] if homes else "gpu")

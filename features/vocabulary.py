@@ -68,6 +68,7 @@ class Table:
 
 
 _c = Column
+PHASES = ("startup", "train", "evaluation", "checkpoint")  # of `phase`
 
 _COLUMNS: tuple[Column, ...] = (
     # --- keys ---------------------------------------------------------------------------------------------
@@ -301,6 +302,10 @@ _COLUMNS: tuple[Column, ...] = (
     _c("value", F64, "Value of the score"),
     _c("low", F64, "Lower end of the 95 % interval of the score"),
     _c("high", F64, "Upper end of the 95 % interval of the score"),
+    _c("rank", I32, "Process of a job, as its application numbers them; null: the job as a whole", "", 0, 10_000_000),
+    _c("step", I64, "Training steps that are done, as the job reports it", "steps", 0, 2**53),
+    _c("loss", F64, "Loss of training, as the job reports it"),
+    _c("phase", STR, f"What the job is at, as it reports it: {', '.join(PHASES)}"),
     _c("actor", STR, "Who acted"),
     _c("is_applied", BOOL, "The action was carried out, not only advised"),
 )
@@ -348,6 +353,7 @@ PORT_RATES = {
     "retransmits_total": "retransmits_per_s", "port_errors_total": "port_errors_per_s",
 }  # fmt: skip
 PORT_STATES = ("speed_bytes_per_s", "link_downed_total", "is_link_up")
+PROGRESS_QUANTITIES = ("step", "step_time_s", "loss", "phase")  # a row of a job's progress has one of them at least
 QUANTILES = (0.05, 0.10, 0.25, 0.50, 0.75, 0.80, 0.90, 0.95)
 QUANTILE_COLUMNS = tuple(f"q{round(q * 100):02d}_s" for q in QUANTILES)
 DEMAND_QUANTILE_COLUMNS = tuple(f"q{round(q * 100):02d}" for q in QUANTILES)
@@ -453,6 +459,11 @@ _TABLES: tuple[Table, ...] = (
         "core_queue_samples", "What an exporter says of a queue at one time",
         ("ts", "cluster", "source", "queue", "metric", "value"), ("cluster", "source", "queue", "metric", "ts"), "ts",
         ("queue", "metric", "ts"), "samples_days",
+    ),
+    Table(
+        "core_job_progress", "How far a job is at one time, in its own words",
+        ("ts", "cluster", "job_id", "rank", *PROGRESS_QUANTITIES, "source"), ("cluster", "job_id", "rank", "ts"), "ts",
+        ("job_id", "ts"), "minutes_days", ("rank",),
     ),
     Table(
         "core_faults", "A hardware fault of a node or GPU",

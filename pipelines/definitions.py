@@ -7,7 +7,7 @@ import dagster as dg
 
 from pipelines.assets.demand import publish_out_demand
 from pipelines.assets.derived import DERIVED
-from pipelines.assets.ingest import ingest_jobs, ingest_samples, ingest_scheduler
+from pipelines.assets.ingest import ingest_jobs, ingest_progress, ingest_samples, ingest_scheduler
 from pipelines.assets.published import NOWCAST, PUBLISHED
 from pipelines.assets.trained import MODELS, out_scores
 from pipelines.checks import CHECKS
@@ -30,6 +30,7 @@ def build_definitions(config_path: str = "") -> dg.Definitions:
     return dg.Definitions(
         assets=[
             ingest_jobs,
+            ingest_progress,
             ingest_samples,
             ingest_scheduler,
             *DERIVED,

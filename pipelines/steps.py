@@ -19,6 +19,7 @@ from pipelines.faults import derive_faults
 from pipelines.gpu_jobs import derive_gpu_jobs
 from pipelines.ingest import Ingested, ingest_telemetry
 from pipelines.job_history import JobsIngested, ingest_jobs
+from pipelines.job_progress import ProgressIngested, ingest_progress
 from pipelines.labels import derive_labels
 from pipelines.publish import Published, load_journal, publish_jobs, publish_node_risks
 from pipelines.retrain import TASKS, Retrained, retrain_task
@@ -52,6 +53,7 @@ class ClusterIngested:
     telemetry: Ingested
     derived: list[DerivedReport] = field(default_factory=list)
     scheduler: SchedulerIngested | None = None
+    progress: ProgressIngested | None = None
 
     @property
     def errors(self) -> list[str]:
@@ -59,6 +61,8 @@ class ClusterIngested:
         found = [self.jobs.error, self.telemetry.error, *(report.error for report in self.derived)]
         if self.scheduler is not None:
             found.append(self.scheduler.error)
+        if self.progress is not None:
+            found.append(self.progress.error)
         return [error for error in found if error]
 
 
@@ -118,6 +122,13 @@ def ingest_scheduler_of(
             return ingest_scheduler(store, jobs, cluster, about.prometheus_matcher, now, api)
     except SourceError as error:
         return SchedulerIngested(cluster, error=str(error))
+
+
+def ingest_progress_of(store: Store, settings: Settings, cluster: str, now: datetime) -> ProgressIngested:
+    """How far jobs of one cluster are, as they sent it or export it."""
+    work = lambda: ingest_progress(store, settings, cluster, now)  # noqa: E731 (named for the call below)
+    found, error = _guarded(cluster, "reading progress of jobs", work)
+    return found or ProgressIngested(cluster, error=error)
 
 
 def ingest_telemetry_of(
@@ -189,6 +200,7 @@ def ingest_cluster(
         report.derived = [derive_of(store, settings, cluster, table) for table in DERIVE]
         stage("reading reservations, limits, priorities and queues")
         report.scheduler = ingest_scheduler_of(store, settings, cluster, now, source=source)
+        report.progress = ingest_progress_of(store, settings, cluster, now)
     return report
 
 

@@ -34,6 +34,7 @@ def in_sentences(report: ClusterIngested) -> Iterator[str]:
     for note in jobs.notes:
         yield f"  {without_name(name, note)}"
     told = report.scheduler.warnings if report.scheduler is not None else []
+    told = [*told, *(report.progress.warnings if report.progress is not None else [])]
     for warning in dict.fromkeys([*telemetry.warnings, *jobs.warnings, *told]):
         yield f"  partial: {without_name(name, warning)}"
 

@@ -67,12 +67,12 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{snapshot.generated_at:{FORMAT}}.jsonl"
         with path.open("a+b") as file:  # a line that a full disk cut off must not take this one with it
-            file.write((b"\n" if _is_torn(file) else b"") + _encoder.encode(snapshot) + b"\n")
+            file.write((b"\n" if is_torn(file) else b"") + _encoder.encode(snapshot) + b"\n")
         self._last[snapshot.kind] = (digest, outline, snapshot.generated_at)
         return True
 
 
-def _is_torn(file: BinaryIO) -> bool:
+def is_torn(file: BinaryIO) -> bool:
     """Whether a file's last line has no end."""
     if file.seek(0, os.SEEK_END) == 0:
         return False

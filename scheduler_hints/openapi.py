@@ -25,6 +25,7 @@ from scheduler_hints.errors import (
 )
 from scheduler_hints.forecasts import ForecastRequest, RuntimeForecasts
 from scheduler_hints.memory_estimates import MemoryEstimate, MemoryRequest, answer_memory
+from scheduler_hints.progress import ProgressKept, ProgressRequest
 from scheduler_hints.queries import PARAMETERS, Parameter
 from scheduler_hints.schema import (
     SHAPES,
@@ -95,6 +96,10 @@ _CHANGING = {
 _MEMORY = MemoryRequest(
     layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, seq=8192, data_parallel=8, zero_stage=3,
     gpu_memory_bytes=40 * 2**30,
+)  # fmt: skip
+_BODY_ERRORS: tuple[type[ApiError], ...] = (
+    BadRequestError, UnauthorizedError, ForbiddenError, BodyTimeoutError, BodyTooLargeError, UnsupportedMediaError,
+    InvalidBodyError,
 )  # fmt: skip
 _REF = {"$ref": "#/components/schemas/ErrorBody"}
 
@@ -168,14 +173,24 @@ def document() -> bytes:
     """The document as JSON."""
     types = [
         *_LIST_TYPES.values(), JobAnswer, Status, RuntimeForecasts, ForecastRequest, ErrorBody, Alive, Ready,
-        MemoryRequest, MemoryEstimate,
+        MemoryRequest, MemoryEstimate, ProgressRequest, ProgressKept,
     ]  # fmt: skip
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     _mark_times(
         components,
-        [*_LIST_TYPES.values(), *SHAPES.values(), Reclaimable, JobAnswer, Status, KindStatus, RuntimeForecasts],
+        [
+            *_LIST_TYPES.values(),
+            *SHAPES.values(),
+            Reclaimable,
+            JobAnswer,
+            Status,
+            KindStatus,
+            RuntimeForecasts,
+            ProgressKept,
+        ],
     )
     names = ["job", "status", "forecasts", "request", "error", "alive", "ready", "memory_request", "memory"]
+    names += ["progress", "kept"]
     of = dict(zip([*_LIST_TYPES, *names], schemas, strict=True))
     paths: dict[str, Any] = {}
     for kind, summary in _SUMMARIES.items():
@@ -203,16 +218,7 @@ def document() -> bytes:
             "summary": "Runtime quantiles of up to 1,000 jobs that are not submitted yet",
             "requestBody": {"required": True, "content": _json(of["request"], request)},
             "responses": {"200": {"description": "In the order asked", "content": _json(of["forecasts"], made)}}
-            | _errors(
-                BadRequestError,
-                UnauthorizedError,
-                ForbiddenError,
-                BodyTimeoutError,
-                BodyTooLargeError,
-                UnsupportedMediaError,
-                InvalidBodyError,
-                UnavailableError,
-            ),
+            | _errors(*_BODY_ERRORS, UnavailableError),
         }
     }
     paths["/v1/memory-estimates"] = {
@@ -222,15 +228,18 @@ def document() -> bytes:
             "responses": {
                 "200": {"description": "Line by line", "content": _json(of["memory"], answer_memory(_MEMORY))}
             }
-            | _errors(
-                BadRequestError,
-                UnauthorizedError,
-                ForbiddenError,
-                BodyTimeoutError,
-                BodyTooLargeError,
-                UnsupportedMediaError,
-                InvalidBodyError,
-            ),
+            | _errors(*_BODY_ERRORS),
+        }
+    }
+    row = {"job_id": "4711", "ts": _AT, "step": 1200, "step_time_s": 1.32, "loss": 2.71, "phase": "train"}
+    paths["/v1/progress"] = {
+        "post": {
+            "summary": "Takes how far jobs are, in their own words, up to 1,000 rows; wants a token of role place",
+            "requestBody": {"required": True, "content": _json(of["progress"], {"cluster": "alpha", "rows": [row]})},
+            "responses": {
+                "200": {"description": "On the disk", "content": _json(of["kept"], ProgressKept(1, "alpha", _AT))}
+            }
+            | _errors(*_BODY_ERRORS, UnavailableError),
         }
     }
     for path, schema, summary, errors in (

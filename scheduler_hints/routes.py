@@ -32,6 +32,7 @@ from scheduler_hints.errors import (
 from scheduler_hints.forecasts import Forecaster, Forecasts, RuntimeForecast, RuntimeForecasts, decode_request
 from scheduler_hints.memory_estimates import answer_memory, decode_memory_request
 from scheduler_hints.metrics import CONTENT_TYPE, Metrics
+from scheduler_hints.progress import decode_progress, keep_progress
 from scheduler_hints.queries import parse_query
 from scheduler_hints.schema import KINDS
 from scheduler_hints.status import Alive, Ready, status_of
@@ -81,6 +82,7 @@ class Routes:
                 Route("/v1/status", self.status, methods=get),
                 Route("/v1/runtime-forecasts", self.runtime_forecasts, methods=["POST"]),
                 Route("/v1/memory-estimates", self.memory_estimates, methods=["POST"]),
+                Route("/v1/progress", self.progress, methods=["POST"]),
                 Route("/healthz", self.healthz, methods=get),
                 Route("/readyz", self.readyz, methods=get),
                 Route("/metrics", self.prometheus, methods=get),
@@ -152,6 +154,17 @@ class Routes:
     async def memory_estimates(self, request: Request) -> Response:
         self._admit(request)
         return _Json(answer_memory(decode_memory_request(await _body(request))))
+
+    async def progress(self, request: Request) -> Response:
+        principal, visible = self._admit(request)
+        principal.require("place")
+        # A page in someone's browser can send a body without this header, or as text, to wherever that browser reaches.
+        if "content-type" not in request.headers:
+            raise UnsupportedMediaError("unsupported_media_type", "no Content-Type; send application/json")
+        now = datetime.now(UTC)
+        sent = decode_progress(await _body(request), now)
+        cluster = self.gate.one(principal, visible, sent.cluster)
+        return _Json(await run_in_threadpool(keep_progress, self.store.published, cluster, sent.rows, now))
 
 
 async def _body(request: Request) -> bytes:

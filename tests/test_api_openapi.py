@@ -82,8 +82,9 @@ def test_examples_of_parameters_are_taken_and_examples_of_answers_fit(
                         check_schema(media["example"], media["schema"], document["components"]["schemas"])
             if "requestBody" in operation:
                 example = operation["requestBody"]["content"]["application/json"]["example"]
-                reply = ask(app, path, method=method.upper(), body=json.dumps(example).encode())
-                assert reply.status == 200
+                headers = {"content-type": "application/json"}
+                reply = ask(app, path, method=method.upper(), body=json.dumps(example).encode(), headers=headers)
+                assert reply.status == 200, reply.body
 
 
 @pytest.mark.parametrize("path", [*(f"/v1/{kind}" for kind in PARAMETERS), "/v1/status", "/healthz", "/readyz"])

@@ -47,8 +47,8 @@ def test_flags_and_parts_are_used_where_they_mean_something() -> None:
     for metric in metrics.METRICS:
         if metric.mask or metric.equals is not None:
             assert metrics.is_flag(metric.column), metric
-    for entity in metrics.ENTITY_COLUMNS:
-        for label, variant in metrics.DEFAULT.by_label[entity].items():
+    for by_label in metrics.DEFAULT.by_label.values():
+        for label, variant in by_label.items():
             columns = [row.column for row in variant.rows]
             assert len(columns) == len(set(columns)), label
 

@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args
 
 # What a series speaks of. Those of FED become rows of frames; the others are read by readers of queues, jobs and pods.
 # `xid`: one code of one GPU, as counted by its exporter; `features/xid_counts.py` makes columns of the GPU of it.
-Entity = Literal["gpu", "health", "xid", "link", "port", "node", "queue", "kubernetes", "job"]
+Entity = Literal["gpu", "health", "xid", "link", "port", "node", "queue", "kubernetes", "job", "progress"]
+# `progress`: how far a job is, in its own words; read by `pipelines/sources/progress_series.py`.
 # `job`: a fact of the job on a GPU or node; `features/job_facts.py` lays it on samples of GPUs.
 FED: tuple[Entity, ...] = ("gpu", "health", "xid", "job", "link", "port", "node")
 ENTITIES: tuple[Entity, ...] = get_args(Entity)

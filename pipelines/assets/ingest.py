@@ -14,7 +14,7 @@ from pipelines.asset_metadata import figures, rows, table_spec
 from pipelines.assets.outcome import ANSWERS, answers
 from pipelines.resources import Weatherglass
 from pipelines.settings import Settings
-from pipelines.steps import ingest_jobs_of, ingest_scheduler_of, ingest_telemetry_of
+from pipelines.steps import ingest_jobs_of, ingest_progress_of, ingest_scheduler_of, ingest_telemetry_of
 from pipelines.store import Store
 
 # A window may wait for the one before it; after this long without samples something is wrong.
@@ -109,6 +109,17 @@ ingest_scheduler = _ingest(
     checked="core_policies",
     promise="Every scheduler told its policy.",
     shown=["gpu_job_rows", "queue_rows", "warnings", "error"],
+)
+
+ingest_progress = _ingest(
+    "ingest_progress",
+    "How far jobs are, in their own words: what was sent to the hints API, and metrics of applications.",
+    [table_spec("core_job_progress", "core")],
+    ingest_progress_of,
+    {"core_job_progress": lambda report: report.sent_rows + report.metric_rows},
+    checked="core_job_progress",
+    promise="Every journal and every Prometheus of progress could be read.",
+    shown=["sent_rows", "metric_rows", "warnings", "error"],
 )
 
 _SAMPLES = [
