@@ -57,13 +57,13 @@ class ClusterIngested:
 
     @property
     def errors(self) -> list[str]:
-        """What went wrong, if anything."""
+        """What went wrong, if anything; an outage that several steps met once."""
         found = [self.jobs.error, self.telemetry.error, *(report.error for report in self.derived)]
         if self.scheduler is not None:
             found.append(self.scheduler.error)
         if self.progress is not None:
             found.append(self.progress.error)
-        return [error for error in found if error]
+        return list(dict.fromkeys(error for error in found if error))
 
 
 DERIVE: dict[str, Callable[..., Derived]] = {

@@ -28,7 +28,9 @@ AHEAD = timedelta(minutes=5)  # clocks of nodes differ
 _FIRST_YEAR = 2000
 _OPEN = "open.jsonl"
 _LOCK_TIMEOUT_S = 5.0
-_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+# No control characters: a catalogue in PostgreSQL takes no NUL, and one such row would hold up all that wait with it.
+_PLAIN = r"^[^\x00-\x1f\x7f]+(?![\s\S])"
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=_PLAIN)]
 
 
 def _bounds(column: str) -> dict[str, Any]:

@@ -16,13 +16,15 @@ import numpy as np
 import pytest
 
 from features.metrics import DEFAULT, MetricError
+from pipelines.ingest import Ingested
+from pipelines.job_history import JobsIngested
 from pipelines.job_progress import ingest_progress_series, load_sent_progress
 from pipelines.settings import parse_settings
 from pipelines.sources import SourceError
 from pipelines.sources.progress_series import read_progress_series
 from pipelines.sources.promql import PromQL
 from pipelines.sources.promql_matrix import Matrix
-from pipelines.steps import ingest_progress_of
+from pipelines.steps import ClusterIngested, ingest_progress_of
 from pipelines.store import Store, StoreError
 from scheduler_hints import progress
 from scheduler_hints.api import create_app
@@ -90,6 +92,9 @@ def test_a_row_without_a_time_is_of_now(tmp_path: Path, store: Store) -> None:
         (ROW | {"ts": "1999-03-14T03:00:00Z"}, 400, ["rows[0].ts", "1999", "2000"]),
         (ROW | {"ts": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}, 400, ["rows[0].ts", "ahead"]),
         (ROW | {"job_id": ""}, 422, ["job_id"]),
+        (ROW | {"job_id": "7\0"}, 422, ["job_id"]),
+        (ROW | {"job_id": "7\n"}, 422, ["job_id"]),
+        (ROW | {"job_id": "\ud800"}, 400, ["JSON"]),
         ({"job_id": "7"}, 400, ["rows[0]", "step, step_time_s, loss, phase"]),
         (ROW | {"loss": float("nan")}, 400, ["JSON"]),
     ],
@@ -254,6 +259,8 @@ def test_an_outage_of_the_prometheus_keeps_nothing_waiting(tmp_path: Path, store
     report = ingest_progress_of(store, settings, "alpha", datetime.now(UTC))
     assert (report.sent_rows, report.metric_rows) == (1, 0)
     assert "127.0.0.1:9" in str(report.error)
+    lost = Ingested("alpha", error=report.error)
+    assert ClusterIngested("alpha", JobsIngested("alpha"), lost, progress=report).errors == [report.error]  # said once
     assert store.mark("alpha", "progress") is None
 
 
