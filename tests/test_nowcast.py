@@ -556,11 +556,13 @@ def test_the_loop_outlives_a_source_that_fails_and_says_so(tmp_path):
 
     source = Source(answer)
     nowcast = Nowcast("c", Publisher(tmp_path, "c"), CONFIG)
-    statuses, _ = run_for(nowcast, source, 7, tick_s=0.2, jobs=source)
-    problems = [status["problems"].get("telemetry-source", "") for status in statuses]
-    assert "refused" in problems[1]
-    assert "refused" in problems[2]
-    assert "lack ts" in problems[3]
+    statuses, _ = run_for(nowcast, source, 14, tick_s=0.2, jobs=source)
+    problems = [words for words, _ in groupby(status["problems"].get("telemetry-source", "") for status in statuses)]
+    problems = [words for words in problems if words != "made-up: no answer yet"]  # on a busy machine
+    said = list(dict.fromkeys(problems))
+    assert len(said) == 3
+    assert "refused" in said[1]
+    assert "lack ts" in said[2]
     assert problems[0] == problems[-1] == ""
     assert statuses[-1]["gpus"] == 8
     assert read_snapshot(snapshot_path(tmp_path, "c", "backfill-windows")).items
