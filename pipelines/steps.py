@@ -57,13 +57,13 @@ class ClusterIngested:
 
     @property
     def errors(self) -> list[str]:
-        """What went wrong, if anything; an outage that several steps met once."""
+        """What went wrong, if anything."""
         found = [self.jobs.error, self.telemetry.error, *(report.error for report in self.derived)]
         if self.scheduler is not None:
             found.append(self.scheduler.error)
-        if self.progress is not None:
+        if self.progress is not None and self.progress.error not in found:  # its Prometheus is that of the samples
             found.append(self.progress.error)
-        return list(dict.fromkeys(error for error in found if error))
+        return [error for error in found if error]
 
 
 DERIVE: dict[str, Callable[..., Derived]] = {
