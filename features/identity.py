@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from features.exporters.metric import Metric
+from features.exporters.metric import SWITCH_LABEL, Metric
 from features.exporters.nvidia_smi import SMI
 
 # In order of trust. `node` is set on purpose by whoever wrote the scrape configuration.
@@ -25,7 +25,7 @@ XID_LABELS = ("xid", "code")
 PORT_LABELS = ("port", "local_port")
 JOB_LABELS = ("hpc_job", "job_id", "slurm_job_id", "slurm_jobid", "jobid")
 # Series of a link, a switch or a CPU are not series of a GPU, though they carry its label.
-_OTHER_ENTITIES = frozenset(("nvlink", "nvswitch", "cpu", "cpucore", "peer_gpu"))
+_OTHER_ENTITIES = frozenset(("nvlink", SWITCH_LABEL, "cpu", "cpucore", "peer_gpu"))
 _EXPORTED = "exported_"
 _FABRIC_NAME = "local_name"  # of a port as the subnet manager describes it: `n1 mlx5_0`
 _BARE_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -51,8 +51,8 @@ class Identity(NamedTuple):
         mig_instance: Id of the MIG instance or partition; empty for a whole GPU.
         mig_profile: Its profile, as `1g.10gb`.
         link: Number of the NVLink.
-        device: Network device.
-        port: Port of the network device.
+        device: Network device; `nvswitch0` and so on for a switch of NVLinks.
+        port: Port of the network device, or number of the link of the switch.
         xid: XID code of which a count speaks; None also where it speaks of none.
     """
 
@@ -175,6 +175,9 @@ def identify(metric: Metric, labels: Mapping[str, str], node: str = "", lane: in
         return None
     if metric.entity == "node":
         return Identity(node, "", None, "")
+    if metric.entity == "port" and _label(labels, SWITCH_LABEL):
+        lane = _link(labels)
+        return None if lane is None else Identity(node, "", None, "", device=_switch(labels), port=str(lane))
     if metric.entity == "port":
         device = " ".join(fabric[1:]) or labels.get("local_guid", "") if fabric else _first(labels, DEVICE_LABELS)
         device, _, port = device.partition(":")
@@ -201,6 +204,11 @@ def identify(metric: Metric, labels: Mapping[str, str], node: str = "", lane: in
 def _link(labels: Mapping[str, str]) -> int | None:
     match = _LINK.fullmatch(_first(labels, LINK_LABELS))
     return int(match[1]) if match and int(match[1]) <= _MAX_LINK else None
+
+
+def _switch(labels: Mapping[str, str]) -> str:
+    name = _label(labels, SWITCH_LABEL)
+    return f"{SWITCH_LABEL}{name}" if _INDEX.fullmatch(name) else name
 
 
 def _gpu(metric: Metric, labels: Mapping[str, str], node: str) -> tuple[str, int | None] | None:

@@ -21,9 +21,9 @@ Every metric that Weatherglass knows, what it feeds, and how it is read. This pa
 
 - **feeds** is a column of the registry and the kind of thing it belongs to: `gpu` (samples of a GPU), `health`
   (counters and states of a GPU that change seldom), `xid` (one XID code of a GPU), `job` (the job on a GPU or node),
-  `link` (one NVLink), `port` (a network device and port), `node`, `queue` (a value of `core_queue_samples`, named by
-  its metric; read from Prometheus), `progress` (a job as its application tells of it: `core_job_progress`; read from
-  Prometheus).
+  `link` (one NVLink), `port` (a network device and port, or a switch between GPUs, as `nvswitch0`, and one of its
+  links), `node`, `queue` (a value of `core_queue_samples`, named by its metric; read from Prometheus), `progress` (a
+  job as its application tells of it: `core_job_progress`; read from Prometheus).
   Metrics that feed no frame are read by the readers of Kubernetes, of queues and of jobs, or are only explained.
 - **×** is the scale: value × scale is in the column's unit.
 - **rank**: when a thing exposes several metrics of one column, the lowest rank whose value can be true wins. Spellings
@@ -50,7 +50,8 @@ has a value; a `Hostname` that is the name of the exporter's own pod, or the id 
 Kubernetes (`jobs = "kubernetes"`) kube-state-metrics tells the node behind a pod's name or address. A label that
 Prometheus renamed (`exported_…`) is the exporter's own and goes first. A GPU is its UUID, else node and index; a MIG
 instance (`GPU_I_ID`, `GPU_I_PROFILE`) or a partition of an AMD GPU is a row of its own. Labels of pods, drivers, VBIOS
-and replicas never take part: one GPU stays one GPU when they come and go.
+and replicas never take part: one GPU stays one GPU when they come and go. Of replicas (`replica_labels` of the cluster)
+one is read, and another where it stops.
 
 The job is told by `hpc_job`, `job_id`, `slurm_job_id`, `slurm_jobid` or `jobid`, or by an exporter's series of its own
 (`job` in the lists: jobstats' id of each GPU's job, Omnistat's jobs of a node). On Kubernetes it is the job of the pod

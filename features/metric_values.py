@@ -69,7 +69,8 @@ def _flag(source: Source) -> pl.Expr:
         bits = pl.when(value.is_between(0, _MASK_BITS)).then(value).cast(pl.Int64)
         return (bits & metric.mask) != 0
     if metric.equals is not None:
-        return value == metric.equals
+        # Numbers of states count from 0; one below says that the state is not known.
+        return pl.when(value >= min(0.0, metric.equals)).then(value == metric.equals)
     return pl.when(~value.is_in(list(UINT_MAX))).then(value) > 0
 
 

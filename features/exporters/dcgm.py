@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from features.exporters.metric import MIB, Metric, clock_reasons, family
+from features.exporters.metric import MIB, SWITCH_LABEL, Metric, clock_reasons, family
 
 _all = family("dcgm-exporter")
 
@@ -38,11 +38,25 @@ def _both_ways(names: str, tx: str, rx: str, scale: float, **more: Any) -> list[
     ]
 
 
+def _switch(names: str, column: str, scale: float = 1.0, **more: Any) -> list[Metric]:
+    full = " ".join(f"NVSWITCH_LINK_{name}" for name in names.split())
+    return _rows(full, column, scale, **{"entity": "port", "kind": "counter", "where": _SWITCH} | more)
+
+
+def _port(names: str, **more: Any) -> list[Metric]:
+    full = " ".join(name if name.startswith("DCGM_") else f"NVSWITCH_{name}" for name in names.split())
+    return _rows(full, "", entity="port", **more)
+
+
 _RATE: dict[str, Any] = {"kind": "rate_typed_counter"}
 _COUNT: dict[str, Any] = {"kind": "counter"}
 _NS: dict[str, Any] = {"kind": "counter", "meaning": "nanoseconds, whatever the help text says"}
 # "MB/s" of the NVLink bandwidth fields: KiB a second divided by 1000.
 _MB = 1_024_000
+_MIBIT = 2.0**20 / 8  # what the library behind switches up to the third generation counts
+_NSCQ = "Mibit, as NSCQ counts; where DCGM reads NVSDM it may stand still"
+_SWITCH = ((SWITCH_LABEL, "."),)
+_SWITCH_ERRORS = {"flit": "FLIT", "crc": "CRC", "replay": "REPLAY", "recovery": "RECOVERY"}
 _ERRORS = {
     "flit": "CRC_FLIT_ERROR", "data": "CRC_DATA_ERROR", "replay": "REPLAY_ERROR", "recovery": "RECOVERY_ERROR",
 }  # fmt: skip
@@ -157,6 +171,16 @@ ROWS: tuple[Metric, ...] = (
     *_link("NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS NVLINK_RECOVERY_FAILED_TOTAL", "link_error_total", part="failed",
            **_COUNT),
     *_link("NVLINK_GET_STATE", "is_link_up", meaning="0 inactive, 1 active, 2 asleep"),
+    # --- switches of NVLinks: a port for each link; the exporter's label `nvlink` is its number -----------------
+    *_switch("THROUGHPUT_TX", "tx_bytes_total", _MIBIT, meaning=_NSCQ),
+    *_switch("THROUGHPUT_RX", "rx_bytes_total", _MIBIT, meaning=_NSCQ),
+    *(
+        row
+        for part, name in _SWITCH_ERRORS.items()
+        for row in _switch(f"{name}_ERRORS {name}_ERROR_TOTAL", "port_errors_total", part=part)
+    ),
+    *_switch("STATUS", "is_link_up", kind="gauge", equals=2,
+             meaning="−1 unknown, 0 off, 1 safe, 2 active, 3 error, 4 inactive"),
     # --- known, and kept in no frame ----------------------------------------------------------------------------
     *_health("NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS NVLINK_RECOVERY_SUCCESSFUL_TOTAL", "", kind="counter",
              meaning="recoveries of a link that succeeded"),
@@ -176,6 +200,19 @@ ROWS: tuple[Metric, ...] = (
     *_health("BANKS_REMAP_ROWS_AVAIL_* BANK_REMAP_AVAIL_*", "", meaning="memory banks by rows left to remap"),
     *_health("+C2C_TX_ALL_BYTES +C2C_TX_DATA_BYTES +C2C_RX_ALL_BYTES +C2C_RX_DATA_BYTES", "",
              kind="rate_typed_counter", meaning="between CPU and GPU of one module, bytes/s"),
+    *_port("THROUGHPUT_TX THROUGHPUT_RX", kind="counter", meaning="Mibit of a whole switch: the sum of its links"),
+    *_port("FATAL_ERRORS NON_FATAL_ERRORS LINK_FATAL_ERRORS LINK_NON_FATAL_ERRORS DCGM_FI_DEV_SXID_FATAL_ERROR "
+           "DCGM_FI_DEV_SXID_NON_FATAL_ERROR", kind="last_code", meaning="the SXid of a switch that was seen last"),
+    *_port("LINK_ECC_ERRORS LINK_ECC_ERROR_TOTAL LINK_ECC_ERRORS_LANE* LINK_ECC_ERROR_L*", kind="counter",
+           meaning="ECC events of a link, or of one lane of it; those that were corrected are among them"),
+    *_port("LINK_CRC_ERRORS_LANE* LINK_CRC_ERROR_L*", kind="counter", meaning="part of the link's CRC errors"),
+    *_port("TEMPERATURE_CURRENT TEMP_CELSIUS", meaning="of a switch, °C: no column is of a switch as a whole"),
+    *_port("TEMPERATURE_LIMIT_* TEMP_SLOWDOWN_CELSIUS TEMP_SHUTDOWN_CELSIUS", meaning="a limit of a switch, °C"),
+    *_port("VOLTAGE_MVOLT CURRENT_IDDQ* POWER_*", meaning="power supply of a switch: mV, mA, W"),
+    *_port("LINK_LATENCY_* LATENCY_*", kind="counter", meaning="packets of a link by latency and virtual channel"),
+    *_port("RESET_REQUIRED", meaning="1: the switch waits for a reset"),
+    *_port("PHYS_ID PHYSICAL_ID LINK_ID LINK_TYPE PCIE_* LINK_REMOTE_* LINK_DEVICE_* DEVICE_UUID UUID", kind="info",
+           meaning="what a switch is, and what is at the other end of a link"),
     *_health("VGPU_LICENSE_STATUS", "", meaning="1: licensed"),
     *_health("DCGM_EXP_CLOCK_EVENTS_COUNT", "", kind="window_count", meaning="events of a window, by clock_event"),
     *_health("DCGM_EXP_GPU_HEALTH_STATUS DCGM_EXP_P2P_STATUS", "", meaning="a state, though declared a counter"),

@@ -39,6 +39,7 @@ BOARD = "_board"  # column of rows whose labels tell index, slot, model and vers
 HW_SLOW, HW_HOT = "_hw_slowdown", "_hw_thermal"
 FB_SHARE = "_fb_used_share"  # of all memory
 JOB_NUMBER, JOB_HERE = "_job_number", "_job_here"  # the value is the id of a job; 1: the job in the labels is here
+SWITCH_LABEL = "nvswitch"  # of the switches between the GPUs of a node; empty on links of a GPU
 LANE = "#"  # in a name: the number of an NVLink
 LANES = 18
 # Bits of the clock event reasons.
