@@ -248,7 +248,7 @@ def test_35_replicas_make_one_row(prometheus: Callable[..., Prometheus], open_so
         for replica, value in (("a", 50), ("b", 51)):
             history.add(TEMP, of(1, 0, prometheus_replica=replica, replica=replica), at(k), value)
     source = open_source(prometheus(history=history.openmetrics()).url)
-    assert source.fetch(at(0), at(4)).gpu["gpu_temp_c"].to_list() == [51] * 4
+    assert source.fetch(at(0), at(4)).gpu["gpu_temp_c"].to_list() in ([50] * 4, [51] * 4)  # of one of them
 
 
 def test_35_late_samples_are_added_by_the_overlap(tmp_path: Path, open_source: Callable) -> None:

@@ -115,7 +115,7 @@ def test_metrics_of_a_gpu_are_of_one_replica() -> None:
 def test_three_replicas_and_entities_beside_each_other() -> None:
     series = [(0, entity, steps(0, 40, 700 * replica)) for entity in range(5) for replica in range(3)]
     found = kept(OneReplica(STEP_MS), [0, 1, 2] * 5, *series)
-    assert found == [[], [], steps(0, 40, 1400)] * 5
+    assert found == [steps(0, 40), [], []] * 5
     found = kept(
         OneReplica(STEP_MS),
         [0, 1, 2],
@@ -133,15 +133,27 @@ def test_a_window_that_is_read_again_gives_the_same() -> None:
     assert kept(chooser, [0, 1], *window) == first
 
 
+def test_windows_that_overlap_are_of_one_replica_in_whatever_process() -> None:
+    first, second = np.array(steps(0, 40)), np.array(steps(0, 40, 1500))
+    for begin in range(0, 400_000, 3_700):
+        inside = [times[(times >= begin) & (times < begin + 75_000)].tolist() for times in (first, second)]
+        found = kept(OneReplica(STEP_MS), [0, 1], *((0, 0, times) for times in inside))
+        assert found == [inside[0], []]
+
+
 def test_labels_that_tell_replicas() -> None:
     index = Index(replica_labels=("ha",))
-    assert [index.replica(labels) for labels in ({}, {"ha": "a"}, {"ha": ""}, {"replica": "x"})] == [-1, 0, -1, -1]
+    assert [index.replica(labels) for labels in ({}, {"ha": ""}, {"replica": "x"})] == [-1] * 3
+    first = index.replica({"ha": "a"})
     assert not index.has_replicas
-    assert index.replica({"ha": "b", "replica": "x"}) == 1
+    assert index.replica({"ha": "b", "replica": "x"}) != first
+    assert (
+        index.replica({"ha": "a", "replica": "x"}) == first == Index(replica_labels=("ha",)).replica({"ha": "a"}) >= 0
+    )
     assert index.has_replicas
     index = Index()
     told = [{name: "1"} for name in ("replica", "prometheus_replica", "__replica__")]
-    assert [index.replica(labels) for labels in (*told, told[0])] == [0, 1, 2, 0]
+    assert len({index.replica(labels) for labels in (*told, told[0])} - {-1}) == 3
     assert Index(replica_labels=()).replica(told[0]) == -1
 
 
@@ -188,13 +200,36 @@ def check(gpu: pl.DataFrame, port: pl.DataFrame) -> None:
     assert ((rates - BYTES_PER_S).abs() <= 0.05 * BYTES_PER_S).all()
 
 
+@pytest.mark.services("prometheus", "promtool")
+def test_the_newest_samples_are_of_the_one_that_brings_most(prometheus: Callable[..., Prometheus]) -> None:
+    now, rows = datetime.now(UTC), dict[str, list[str]]()
+    for told, first_s, every_s in (("a", 5, 120), ("b", 30, 50)):
+        gpu = f'{{UUID="GPU-1",gpu="0",Hostname="n1",job="dcgm",instance="n1:9400",replica="{told}"}}'
+        for name in (TEMP, POWER):
+            for back_s in range(first_s + 4 * every_s, 0, -every_s):
+                ts = (now - timedelta(seconds=back_s)).timestamp()
+                rows.setdefault(name, []).append(f"{name}{gpu} {ord(told)} {ts:.3f}")
+    page = "".join(f"# TYPE {name} gauge\n" + "\n".join(lines) + "\n" for name, lines in rows.items()) + "# EOF\n"
+    server = prometheus(history=page)
+
+    def newest(labels: Sequence[str]) -> list[list[tuple]]:
+        source = PrometheusSource("a", server.url, exporter_interval_s=150, replica_labels=labels)
+        try:
+            return [source.latest().gpu.select("gpu_temp_c", "gpu_power_w").rows() for _ in range(2)]
+        finally:
+            source.close()
+
+    assert newest(REPLICA_LABELS) == [[(ord("b"), ord("b"))]] * 2
+    assert newest(()) == [[(ord("a"), ord("a"))]] * 2  # else whichever is newer at that moment
+
+
 def test_settings_name_the_labels(tmp_path: Path) -> None:
     cluster = Cluster.model_validate({"replica_labels": ["ha"]})
     assert Cluster().replica_labels == REPLICA_LABELS
     source = build_telemetry("a", cluster, tmp_path)
     try:
         assert isinstance(source, PrometheusSource)
-        assert source._index.replica({"ha": "1"}) == 0
+        assert source._index.replica({"ha": "1"}) >= 0
         assert source._index.replica({"replica": "1"}) == -1
     finally:
         source.close()
@@ -238,10 +273,10 @@ def test_the_newest_of_two_senders_are_of_one_until_it_stops() -> None:
 
     seen = []
     for step in range(16):
-        send("b", step, 0)
-        seen.append(given(step * STEP_MS + 100))
         if step < 8:
-            send("a", step, 1500)
-            seen.append(given(step * STEP_MS + 1600))
-    assert seen[:16] == [{0}] + [{1500}] * 15  # though the other one's are newer every other time
-    assert seen[16:] == [{1500}] * 2 + [{0}] * 6  # it stopped, and is waited for as long as two scrapes take
+            send("b", step, 0)
+            seen.append(given(step * STEP_MS + 100))
+        send("a", step, 1500)
+        seen.append(given(step * STEP_MS + 1600))
+    assert seen[:16] == [{0}] * 16  # though the other one's are newer every other time
+    assert seen[16:] == [{0}] + [{1500}] * 7  # it stopped, and is waited for as long as two scrapes take

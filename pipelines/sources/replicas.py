@@ -18,8 +18,9 @@ _NOBODY = -1
 class OneReplica:
     """Chooses one replica for each entity and stays with it while it is fresh.
 
-    The first choice is the one with the most samples. Where it brings nothing for two intervals another one follows,
-    and is stayed with in turn.
+    The first choice is the one with the most samples, of those that have about as many the one with the lowest number:
+    another process, or a window read again, chooses the same. Where it brings nothing for two intervals another one
+    follows, and is stayed with in turn.
 
     Args:
         interval_ms: Interval of scrapes, ms; that of the samples counts where it is longer.
@@ -71,7 +72,12 @@ class OneReplica:
         if not (several | ((owner != _NOBODY) & (owner != by))).any():
             self._owner[owned], self._last[owned] = by, newest
             return None
-        best = np.lexsort((-by, -newest, -many, owner != by, owned))
+        size = int(owned.max()) + 1
+        most, last = np.zeros(size, np.int64), np.full(size, _NEVER)
+        np.maximum.at(most, owned, many)
+        np.maximum.at(last, owned, newest)
+        is_worse = (many < most[owned] - 1) | (newest < last[owned] - max(self._interval_ms, self._spacing_ms))
+        best = np.lexsort((by, -many * is_worse, is_worse, owner != by, owned))
         begins = np.searchsorted(owned[best], owned[best])  # of its entity, in that order
         ranks = np.empty(len(groups), np.int64)
         ranks[best] = np.arange(len(best)) - begins

@@ -6,6 +6,7 @@ Used by every source that reads exporters. Laying samples side by side stands in
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
@@ -90,7 +91,7 @@ class Index:
     ) -> None:  # fmt: skip
         self.table = table
         self._replica_labels = tuple(replica_labels)
-        self._replicas: dict[tuple[str, ...], int] = {}
+        self._replicas: set[int] = set()
         self._replica_of: dict[object, int] = {}
         self.generation = 0
         self._workloads = workloads
@@ -149,11 +150,13 @@ class Index:
         return len(self._replicas) > 1
 
     def replica(self, labels: Mapping[str, str]) -> int:
-        """Number of the replica that labels tell; -1 when they tell none."""
+        """Number of the replica that labels tell, the same in every process; -1 when they tell none."""
         for label in self._replica_labels:
             if labels.get(label):
-                told = tuple(labels.get(label, "") for label in self._replica_labels)
-                return self._replicas.setdefault(told, len(self._replicas))
+                told = "\0".join(labels.get(label, "") for label in self._replica_labels)
+                number = zlib.crc32(told.encode("utf-8", "replace")) >> 1
+                self._replicas.add(number)
+                return number
         return -1
 
     def replica_of(self, key: object) -> int:
