@@ -107,7 +107,8 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Bring a folder's names to the disk: new files and renamed ones are found after a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -179,9 +180,9 @@ class Registry:
             for name, data in files.items():
                 _write(temporary / name, data)
             _write(temporary / CARD, card_bytes)
-            _sync_folder(temporary)
+            sync_folder(temporary)
             temporary.replace(target)
-            _sync_folder(folder)
+            sync_folder(folder)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             if target.exists():  # another process saved the same content first
@@ -448,7 +449,7 @@ class Registry:
         try:
             _write(temporary, json.dumps(entry, sort_keys=True).encode())
             temporary.replace(folder / POINTER)
-            _sync_folder(folder)
+            sync_folder(folder)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise

@@ -108,9 +108,13 @@ def is_conflict(error: BaseException) -> bool:
     return any(word in text for word in _CONFLICT) or is_expired_under_reader(error)
 
 
-def is_interrupt(error: object) -> bool:
-    """Whether this is how DuckDB tells of Ctrl-C."""
-    return isinstance(error, RuntimeError) and isinstance(error.__cause__, KeyboardInterrupt)
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: DuckDB gives it another name when it meets a running query."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager

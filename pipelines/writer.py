@@ -255,7 +255,7 @@ class _registered:  # noqa: N801 (a context manager, used like a function)
     def __enter__(self) -> None:
         self._connection.register(_ROWS, _Stream(self._rows))
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if is_interrupt(error):
             self._connection.interrupt()  # else its query would be waited for
         self._connection.unregister(_ROWS)

@@ -19,6 +19,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from features.vocabulary import COLUMNS, PHASES, PROGRESS_QUANTITIES
+from models.registry import sync_folder
 from scheduler_hints.errors import BadRequestError, InvalidBodyError, UnavailableError
 from scheduler_hints.journal import is_torn
 
@@ -142,9 +143,9 @@ def keep_progress(published: Path, cluster: str, rows: list[ProgressRow], now: d
                 raise UnavailableError("journal_full", words)
             _append(file, size, (b"\n" if is_torn(file) else b"") + line)
             if size == 0:  # the file's name must outlive a loss of power too
-                _sync(folder)
+                sync_folder(folder)
                 if is_new:
-                    _sync(folder.parent)
+                    sync_folder(folder.parent)
     except Timeout:
         raise UnavailableError("journal_busy", "the journal of progress is being written; try again") from None
     except OSError as error:
@@ -163,14 +164,6 @@ def _append(file: Any, size: int, data: bytes) -> None:
         with suppress(OSError):
             file.truncate(size)
         raise
-
-
-def _sync(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _lock(folder: Path) -> FileLock:

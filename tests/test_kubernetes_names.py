@@ -202,12 +202,13 @@ def test_pages_and_remote_write_tell_jobs_of_pods_too(tmp_path: Path) -> None:
                 def told(source: RemoteWriteSource | ScrapeSource = source) -> list[tuple[str, str, str | None]]:
                     return source.latest().gpu.select("gpu_uuid", "node", "job_id").sort("gpu_uuid").rows()
 
-                wait_until(lambda told=told: told() == expected, 20, 0.2, what=str(told()))
+                # Names are asked for each half a minute: what was not there at first is found at the next asking.
+                wait_until(lambda told=told: told() == expected, 60, 0.2, what=str(told()))
                 wait_until(
                     lambda source=source, begin=begin: expected[0] in set(
                         source.fetch(begin, datetime.now(UTC) + timedelta(seconds=1)).gpu
                         .select("gpu_uuid", "node", "job_id").rows()
-                    ), 20, 0.2,
+                    ), 60, 0.2,
                 )  # fmt: skip
             server.stop()
             assert any("pods of Kubernetes" in text for text in scraped.latest().warnings), (

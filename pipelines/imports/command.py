@@ -59,7 +59,9 @@ def import_from(
     except OSError as error:
         raise ImportingError(f"{error.filename or path}: {error.strerror or error}") from None
     except (KeyboardInterrupt, Exception) as error:
-        if not _is_interrupt(error):
+        from pipelines.store_errors import is_interrupt
+
+        if not is_interrupt(error):
             raise
         kept = "nothing was written" if out is not None else "what is in the store stays; the same command completes it"
         click.echo(f"weatherglass: interrupted; {kept}", err=True)
@@ -96,15 +98,6 @@ def _imported(
         stack.callback(target.close)
         progress = stack.enter_context(_progress(sum(file.stat().st_size for file in files), path.name))
         return import_files(kind, path, cluster, target, scratch, vocabulary=vocabulary, progress=progress, **options)
-
-
-def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an error: DuckDB gives it another name when it meets a running query."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _hint(report: Report) -> str:

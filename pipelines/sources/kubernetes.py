@@ -27,6 +27,7 @@ from pipelines.sources.kubernetes_series import (
     Facts,
     plain_labels,
     read_facts,
+    selecting,
 )
 from pipelines.sources.promql import PromQL
 from pipelines.sources.promql_access import Access
@@ -122,11 +123,10 @@ class KubernetesSource:
             SourceError: No whole answer came.
         """
         at = datetime.now(UTC)
-        more = f",{self._matcher}" if self._matcher.strip() else ""
         with self._lock:
             facts = read_facts(self.api, (*POD_METRICS, *JOB_METRICS), self._matcher, at - _LIVE_SPAN, at, _LIVE_STEP_S)
             pods = pods_of(facts, timedelta(seconds=_LIVE_STEP_S))
-            series = self.api.vector(f'{{__name__=~"{_GPU_SERIES}"{more}}}')
+            series = self.api.vector(selecting(f'__name__=~"{_GPU_SERIES}"', self._matcher))
         return _held(series, pods, facts)
 
     def check(self) -> list[Finding]:

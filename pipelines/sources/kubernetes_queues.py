@@ -12,7 +12,7 @@ from datetime import datetime
 
 import polars as pl
 
-from pipelines.sources.kubernetes_series import Asks, plain_labels
+from pipelines.sources.kubernetes_series import Asks, plain_labels, selecting
 from pipelines.sources.queue_series import QueueSeries, read_queue_series
 
 _WHAT = ("allocated", "request", "deserved", "capacity")
@@ -81,9 +81,8 @@ def queue_samples(
     Raises:
         SourceError: No whole answer came.
     """
-    more = f",{matcher}" if matcher.strip() else ""
-    matchers = f'__name__=~"{"|".join(_ALL)}"{more}'
-    return read_queue_series(api, cluster, start, end, matchers, lambda series: list(map(_identity, series)), step_s)
+    selector = selecting(f'__name__=~"{"|".join(_ALL)}"', matcher)
+    return read_queue_series(api, cluster, start, end, selector, lambda series: list(map(_identity, series)), step_s)
 
 
 def _identity(labels: Mapping[str, str]) -> QueueSeries | None:

@@ -110,6 +110,11 @@ def pod_key(labels: Labels) -> str:
     return labels.get("uid") or f"{labels.get('namespace', '')}/{labels.get('pod', '')}"
 
 
+def selecting(matchers: str, matcher: str) -> str:
+    """A selector of label matchers and those of the setting, which may be empty."""
+    return f"{{{matchers},{matcher}}}" if matcher.strip() else f"{{{matchers}}}"
+
+
 def read_facts(
     api: Asks, metrics: Iterable[str], matcher: str, start: datetime, end: datetime, step_s: int, *, phases: bool = True
 ) -> Facts:
@@ -129,10 +134,10 @@ def read_facts(
     """
     at_ms = (math.ceil(end.timestamp()) - 1) * 1000  # the end itself belongs to the next span
     span_s = max(int((end - start).total_seconds()), 1)
-    more = f",{matcher}" if matcher.strip() else ""
     facts = Facts()
     # A subquery of one point is an instant query at a moment of our choice.
-    last = f'last_over_time({{__name__=~"{"|".join(metrics)}"{more}}}[{span_s}s])[1s:1s]'
+    selector = selecting(f'__name__=~"{"|".join(metrics)}"', matcher)
+    last = f"last_over_time({selector}[{span_s}s])[1s:1s]"
     for labels, _, value in _series(api.matrix(last, at_ms)):
         facts.add(labels.get("__name__", ""), labels, value)
     if phases:

@@ -19,7 +19,7 @@ from features.metric_values import is_sentinel
 from features.metrics import DEFAULT, MetricTable
 from features.vocabulary import COLUMNS, PHASES, PROGRESS_QUANTITIES, TIME, conform
 from pipelines.sources import empty_frame
-from pipelines.sources.kubernetes_series import Asks, labels_of
+from pipelines.sources.kubernetes_series import Asks, labels_of, selecting
 
 SOURCE = "prometheus"
 _STEP_S = 60
@@ -48,9 +48,9 @@ def read_progress_series(
     if not rows:
         return empty_frame("core_job_progress"), []
     names = "|".join(dict.fromkeys(row.name for row in rows))
-    more = f",{matcher}" if matcher.strip() else ""
     span_s = max(int((end - start).total_seconds()), 1)
-    matrix = api.matrix(f'{{__name__=~"{names}"{more}}}[{span_s}s:{_STEP_S}s]', int(end.timestamp()) * 1000)
+    selector = selecting(f'__name__=~"{names}"', matcher)
+    matrix = api.matrix(f"{selector}[{span_s}s:{_STEP_S}s]", int(end.timestamp()) * 1000)
     keys, warnings = _keys([labels_of(raw) for raw in matrix.labels], rows)
     if not keys:
         return empty_frame("core_job_progress"), warnings

@@ -30,7 +30,7 @@ Identify = Callable[[Sequence[dict[str, str]]], list[QueueSeries | None]]
 
 
 def read_queue_series(
-    api: Asks, cluster: str, start: datetime, end: datetime, matchers: str, identify: Identify, step_s: int
+    api: Asks, cluster: str, start: datetime, end: datetime, selector: str, identify: Identify, step_s: int
 ) -> pl.DataFrame:
     """Samples with start ≤ ts < end; one query.
 
@@ -39,7 +39,7 @@ def read_queue_series(
         cluster: Name of the cluster.
         start: Start of the span, UTC.
         end: End of the span, UTC.
-        matchers: Label matchers of the query.
+        selector: Which series, as `kubernetes_series.selecting` writes it.
         identify: What each series is, from the labels of all; None: not asked for.
         step_s: Seconds between samples.
 
@@ -50,7 +50,7 @@ def read_queue_series(
         SourceError: No whole answer came.
     """
     span_s = max(int((end - start).total_seconds()), 1)
-    matrix = api.matrix(f"{{{matchers}}}[{span_s}s:{step_s}s]", int(end.timestamp()) * 1000)
+    matrix = api.matrix(f"{selector}[{span_s}s:{step_s}s]", int(end.timestamp()) * 1000)
     series = identify([labels_of(raw) for raw in matrix.labels])
     named = [(i, *known) for i, known in enumerate(series) if known is not None]
     if not named:

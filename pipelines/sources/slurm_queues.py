@@ -16,7 +16,7 @@ import polars as pl
 
 from features.exporters import slurm
 from features.exporters.metric import Metric
-from pipelines.sources.kubernetes_series import Asks, plain_labels
+from pipelines.sources.kubernetes_series import Asks, plain_labels, selecting
 from pipelines.sources.queue_series import QueueSeries, read_queue_series
 
 _PREFIX = "slurm_"
@@ -67,9 +67,8 @@ def slurm_queue_samples(
         SourceError: No whole answer came.
     """
     names = "|".join(dict.fromkeys(_pattern(row) for row in _rows()))
-    more = f",{matcher}" if matcher.strip() else ""
-    matchers = f'__name__=~"{names}",__name__!~"{_ONE_BY_ONE}"{more}'
-    return read_queue_series(api, cluster, start, end, matchers, _identities, step_s)
+    selector = selecting(f'__name__=~"{names}",__name__!~"{_ONE_BY_ONE}"', matcher)
+    return read_queue_series(api, cluster, start, end, selector, _identities, step_s)
 
 
 def _identities(series: Sequence[dict[str, str]]) -> list[QueueSeries | None]:
