@@ -47,6 +47,7 @@ class Forest:
         right: Right child, or in a leaf its row in `samples`; int32, shape (nodes,).
         roots: First node of each tree, int64, shape (trees,).
         samples: Training targets kept per leaf, float32, shape (leaves, samples per leaf).
+        leaf_rows: Training rows of each leaf, int32, shape (leaves,).
     """
 
     feature: NDArray[np.int16]
@@ -54,6 +55,7 @@ class Forest:
     right: NDArray[np.int32]
     roots: NDArray[np.int64]
     samples: NDArray[np.float32]
+    leaf_rows: NDArray[np.int32]
 
     @classmethod
     def fit(cls, X: Matrix, y: NDArray[Any], size: ForestSize, *, seed: int, threads: int) -> Forest:
@@ -80,12 +82,12 @@ class Forest:
         with ThreadPoolExecutor(threads) as pool:
             trees = list(pool.map(lambda own: grow(filled, target, own, rows, min_leaf, tried, LEAF_SAMPLES), seeds))
         leaves = 0
-        for feature, _, right, samples in trees:
+        for feature, _, right, samples, _ in trees:
             right[feature < 0] += leaves
             leaves += len(samples)
-        feature, threshold, right, samples = (np.concatenate(columns) for columns in zip(*trees, strict=True))
+        feature, threshold, right, samples, leaf_rows = (np.concatenate(parts) for parts in zip(*trees, strict=True))
         roots = np.cumsum([0, *(len(tree[0]) for tree in trees[:-1])])
-        return cls(feature, threshold, right, roots.astype(np.int64), samples)
+        return cls(feature, threshold, right, roots.astype(np.int64), samples, leaf_rows)
 
     def draw(self, X: Matrix) -> Matrix:
         """Samples of the target's distribution for each row, shape (n, trees × samples per leaf), unordered."""
@@ -99,12 +101,41 @@ class Forest:
         walk(_fill(X), self.feature, self.threshold, self.right, self.roots, leaf)
         return leaf
 
+    def explained(
+        self, X: Matrix, group: NDArray[np.int64], groups: int
+    ) -> tuple[Matrix, float, NDArray[np.float64]]:
+        """`draw`, and how the features' groups make the mean of each row's samples out of the forest's mean.
+
+        Along the path of a row each split moves the mean of the training targets; the move is the split feature's.
+
+        Args:
+            X: Features, shape (n, f).
+            group: Group of each feature, shape (f,).
+            groups: Number of groups.
+
+        Returns:
+            Samples as of `draw`; the forest's mean; parts of shape (n, groups), which with it sum to the samples' mean.
+        """
+        from models.trees import average, trace
+
+        mean = np.empty(len(self.feature), dtype=np.float32)
+        average(
+            self.feature, self.right, self.roots, self.samples.mean(axis=1, dtype=np.float64), self.leaf_rows, mean
+        )
+        leaf = np.empty((len(X), len(self.roots)), dtype=np.int32)
+        parts = np.zeros((len(X), groups))
+        trace(_fill(X), self.feature, self.threshold, self.right, self.roots, mean, group, leaf, parts)
+        base = float(mean[self.roots].mean(dtype=np.float64))
+        return self.samples[leaf].reshape(len(X), -1), base, parts / len(self.roots)
+
     def to_arrays(self, prefix: str = "") -> dict[str, NDArray[Any]]:
         return {f"{prefix}{name}": getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> Forest:
-        return cls(*(arrays[f"{prefix}{name}"] for name in cls.__slots__))
+        held = {name: arrays[f"{prefix}{name}"] for name in cls.__slots__ if f"{prefix}{name}" in arrays}
+        held.setdefault("leaf_rows", np.ones(len(held["samples"]), dtype=np.int32))  # of models kept before it was
+        return cls(**held)
 
 
 def _fill(X: Matrix) -> Matrix:

@@ -23,9 +23,10 @@ from features.jobs import FEATURES, feature_matrix, microseconds, moments_of
 from features.vocabulary import QUANTILES
 from models.arrays import pack_arrays, unpack_arrays
 from models.calibration import MIN_ROWS, Conformal
+from models.contributions import Contributions, ForestParts, Steps, explain_forest, of_mixture, of_recency
 from models.curves import MEDIAN, cap, centred, quantile_frame, read_levels, remaining_s
 from models.forest import Forest, ForestSize
-from models.mixture import Mix, choose_mix, past_samples, pooled
+from models.mixture import Mix, choose_mix, past_samples, pooled, weights
 from models.recency import KeyedRecency, stratum
 from models.runtime_choice import choose_centre, choose_expert, day_blocks, median_loss, snapped_curves
 
@@ -66,13 +67,24 @@ class _Experts:
 
     def samples(self, X: Matrix, limit_log: Floats) -> list[NDArray[Any]]:
         """Samples of ln(runtime) of each component, in the order of `mixture.weights`."""
-        empty = np.full((len(X), 1), np.nan, dtype=np.float32)
-        run = self.run.draw(X) if self.run else empty
-        ratio = empty
+        return self._of_draws(X, limit_log, *(forest.draw(X) if forest else None for forest in (self.run, self.ratio)))
+
+    def explained(self, X: Matrix, limit_log: Floats) -> tuple[list[NDArray[Any]], ForestParts, ForestParts]:
+        """`samples`, and how the means of the two forests' samples come about."""
+        run, run_parts = explain_forest(self.run, X)
+        ratio, ratio_parts = explain_forest(self.ratio, X)
         if self.ratio:
+            ratio_parts = ratio_parts.with_limit(limit_log, self.usual_limit_log)
+        return self._of_draws(X, limit_log, run, ratio), run_parts, ratio_parts
+
+    def _of_draws(
+        self, X: Matrix, limit_log: Floats, run: Matrix | None, ratio: Matrix | None
+    ) -> list[NDArray[Any]]:
+        empty = np.full((len(X), 1), np.nan, dtype=np.float32)
+        if ratio is not None:
             scale = np.where(np.isnan(limit_log), self.usual_limit_log, limit_log)
-            ratio = self.ratio.draw(X) + scale[:, None].astype(np.float32)
-        return [run, ratio, *past_samples(X)]
+            ratio = ratio + scale[:, None].astype(np.float32)
+        return [empty if run is None else run, empty if ratio is None else ratio, *past_samples(X)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,7 @@ class RuntimeForecaster:
         is_snapped: Medians near a past runtime of the key or user are moved onto it.
         centre: Index into `CENTRE_GAINS` of the points that stand for the medians; −1: the medians themselves.
         facts: What the fit saw and chose, for the card.
+        usual_log: Median ln(runtime) of the jobs trained on, that contributions start from; None: not kept.
     """
 
     experts: _Experts
@@ -98,6 +111,7 @@ class RuntimeForecaster:
     is_snapped: bool = False
     centre: int = -1
     facts: dict[str, Any] = field(default_factory=dict)
+    usual_log: float | None = None
 
     @classmethod
     def fit(
@@ -160,7 +174,7 @@ class RuntimeForecaster:
             "centre": centre, "is_snapped": is_snapped, "holdout_male": losses, "expert": choice,
             "recency": recency.name, "recency_male": dict(recency.losses),
         }  # fmt: skip
-        return cls(experts, mix, recency, is_recency, conformal, is_snapped, centre, facts)
+        return cls(experts, mix, recency, is_recency, conformal, is_snapped, centre, facts, float(np.median(y)))
 
     def curves(self, X: Matrix, limit_s: Floats) -> Floats:
         """Quantile curves, ln(seconds), of shape (n, levels), from features and limits (NaN: none)."""
@@ -170,13 +184,34 @@ class RuntimeForecaster:
         """The curves, and the points that most weight lies within 25 % of, ln(seconds), shape (n,)."""
         if not len(X):
             return np.empty((0, len(self.conformal.levels))), np.empty(0)
-        made = pooled(self.experts.samples(X, np.log(limit_s)), X, self.mix, limit_s)
+        steps = self._steps(self.experts.samples(X, np.log(limit_s)), X, limit_s)
+        return steps.curves, np.where(steps.is_keyed, steps.curves[:, MEDIAN], steps.modes)
+
+    def contributions(self, X: Matrix, limit_s: Floats) -> Contributions:
+        """What makes each median, from features and limits (NaN: none)."""
+        return self.explained(X, limit_s)[1]
+
+    def explained(self, X: Matrix, limit_s: Floats) -> tuple[Floats, Contributions]:
+        """`curves` and `contributions`, for little more than the cost of the curves."""
+        usual = np.full(len(X), np.nan if self.usual_log is None else self.usual_log)
+        if not len(X):
+            return self.curves(X, limit_s), of_recency(self.recency, X, usual)
+        samples, run, ratio = self.experts.explained(X, np.log(limit_s))
+        steps = self._steps(samples, X, limit_s)
+        made = of_mixture(samples, weights(X, self.mix, samples), (run, ratio), steps, X, limit_s, usual)
+        keyed = of_recency(self.recency, X, usual)
+        return steps.curves, made.where(~steps.is_keyed, keyed).ending_at(steps.curves[:, MEDIAN])
+
+    def _steps(self, samples: list[NDArray[Any]], X: Matrix, limit_s: Floats) -> Steps:
+        """The way from samples to the curves."""
+        made = pooled(samples, X, self.mix, limit_s)
         corrected = self.conformal.apply(made.curves)
         corrected = corrected if self.centre < 0 else centred(corrected, made.centres[:, self.centre])
-        corrected = snapped_curves(corrected, X) if self.is_snapped else corrected
+        snapped = snapped_curves(corrected, X) if self.is_snapped else corrected
         is_keyed = self.is_recency[stratum(X)]
-        curves = cap(np.where(is_keyed[:, None], self.recency.curves(X), corrected), limit_s)
-        return curves, np.where(is_keyed, curves[:, MEDIAN], made.modes)
+        curves = cap(np.where(is_keyed[:, None], self.recency.curves(X), snapped), limit_s)
+        medians = (made.curves[:, MEDIAN], corrected[:, MEDIAN], snapped[:, MEDIAN])
+        return Steps(*medians, is_keyed, curves, made.modes)
 
     def forecast(
         self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime | None = None
@@ -219,7 +254,7 @@ class RuntimeForecaster:
             "features": list(FEATURES), "mix": asdict(self.mix), "is_recency": self.is_recency.tolist(),
             "is_snapped": self.is_snapped, "centre": self.centre,
             "usual_limit_log": None if np.isnan(self.experts.usual_limit_log) else self.experts.usual_limit_log,
-            "recency": self.recency.to_json(), "facts": self.facts,
+            "recency": self.recency.to_json(), "facts": self.facts, "usual_log": self.usual_log,
         }  # fmt: skip
         return {
             "runtime.json": json.dumps(described, indent=1, sort_keys=True).encode(),
@@ -243,7 +278,7 @@ class RuntimeForecaster:
             _Experts(run, ratio, np.nan if usual is None else usual), Mix(**described["mix"]),
             KeyedRecency.from_json(described["recency"]), np.asarray(described["is_recency"], dtype=bool),
             Conformal.from_arrays(arrays, "conformal_"), described["is_snapped"],
-            described.get("centre", -1), described["facts"],
+            described.get("centre", -1), described["facts"], described.get("usual_log"),
         )  # fmt: skip
 
 
