@@ -1,9 +1,10 @@
 """What makes the median of a runtime forecast: what is usual on the cluster, and how each group of facts moves it.
 
 Everything is additive in ln(seconds), exactly: `usual + parts = median`. A forest's share follows the paths of its
-trees, each split's move of the mean being that of the split feature's group; the mixture's other components pull by
-their weight; what is left is named as what it is: the median instead of the mean, and the correction learnt from ended
-jobs. Here belongs that arithmetic; not the words (`models/contribution_words.py`) and not the forecaster.
+trees, each split's move of the mean rank being that of the split feature's group; the mixture's other components pull
+by their weight; what is left is named as what it is: that the median of a mixture is not the mean of its components'
+medians (`middle`), and the correction learnt from ended jobs. Here belongs that arithmetic; not the words
+(`models/contribution_words.py`) and not the forecaster.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from features.job_recency import row_quantile
 from features.jobs import FEATURES
 from models.forest import Forest
 from models.recency import BASELINES, KeyedRecency
@@ -78,7 +80,7 @@ class Contributions:
 
 @dataclass(frozen=True, slots=True)
 class ForestParts:
-    """Mean of a forest's samples per row: `base` of the whole forest, and what each group adds, (n, len(GROUPS))."""
+    """What is typical by a forest: `base`, the median of its targets, and what each group adds, (n, len(GROUPS))."""
 
     base: float
     parts: Floats
@@ -112,7 +114,7 @@ class Steps:
 
 
 def explain_forest(forest: Forest | None, X: Matrix) -> tuple[Matrix | None, ForestParts]:
-    """Samples of a forest, None where there is none, and how their means come about."""
+    """Samples of a forest, None where there is none, and how what is typical comes about."""
     if forest is None:
         return None, ForestParts(0.0, np.zeros((len(X), len(GROUPS))))
     samples, base, parts = forest.explained(X, FEATURE_GROUP, len(GROUPS))
@@ -134,22 +136,24 @@ def of_mixture(
         limit_s: Limits, NaN: none.
         usual_log: Where to start; NaN: at the median of everyone's newest jobs.
     """
-    run, ratio = forests
-    top = np.where(np.isnan(limit_s), np.inf, np.log(np.maximum(limit_s, 1.0)))
-    means, capped = _means(samples), _means([np.minimum(part, top[:, None]) for part in samples])
-    shares = np.stack(weights, axis=1)
-    shares = np.where(np.isnan(means), 0.0, shares)
-    shares /= shares.sum(axis=1, keepdims=True)
-    means, capped = np.nan_to_num(means), np.nan_to_num(capped)
-    both = shares[:, 0] + shares[:, 1]
-    root = np.divide(shares[:, 0] * run.base + shares[:, 1] * ratio.base, both, out=np.zeros(len(X)), where=both > 0)
     usual_log = _known(usual_log, X)
-    parts = shares[:, [0]] * run.parts + shares[:, [1]] * ratio.parts
+    typical, parts = [], np.zeros((len(X), len(GROUPS)))
+    shares = np.stack(weights, axis=1)
+    shares = shares / shares.sum(axis=1, keepdims=True)
+    for component, made in enumerate(forests):
+        own = made.parts.copy()
+        own[:, _AT["request" if component else "middle"]] += made.base - usual_log
+        typical.append(usual_log + own.sum(axis=1))
+        parts += shares[:, [component]] * own
     for component, group in ((2, "alike"), (3, "same"), (4, "siblings")):
-        parts[:, _AT[group]] += shares[:, component] * (means[:, component] - root)
-    middle = (shares * capped).sum(axis=1)
-    parts[:, _AT["request"]] += middle - (shares * means).sum(axis=1)
-    parts[:, _AT["middle"]] += (steps.pooled - middle) - (usual_log - root)
+        middle = row_quantile(samples[component].astype(np.float64), 0.5)
+        typical.append(np.where(np.isnan(middle), usual_log, middle))
+        parts[:, _AT[group]] += shares[:, component] * (typical[-1] - usual_log)
+    top = np.where(np.isnan(limit_s), np.inf, np.log(np.maximum(limit_s, 1.0)))
+    each = np.stack(typical, axis=1)
+    capped = (shares * np.minimum(each, top[:, None])).sum(axis=1)
+    parts[:, _AT["request"]] += capped - (shares * each).sum(axis=1)
+    parts[:, _AT["middle"]] += steps.pooled - capped
     parts[:, _AT["correction"]] += steps.corrected - steps.pooled
     feature, _ = nearest_repeat(steps.corrected, X)
     parts[np.arange(len(X)), FEATURE_GROUP[feature]] += steps.snapped - steps.corrected
@@ -181,14 +185,3 @@ def of_recency(recency: KeyedRecency, X: Matrix, usual_log: Floats | None = None
 def _known(usual_log: Floats, X: Matrix) -> Floats:
     found = np.where(np.isnan(usual_log), X[:, _ALL_MEDIAN].astype(np.float64), usual_log)
     return np.nan_to_num(found, nan=_DEFAULT_LOG)
-
-
-def _means(samples: Sequence[NDArray[Any]]) -> Floats:
-    """Mean of each component's samples per row, NaN where it has none; shape (n, components)."""
-    out = []
-    for part in samples:
-        is_known = ~np.isnan(part)
-        count = is_known.sum(axis=1)
-        total = np.where(is_known, part, 0.0).sum(axis=1, dtype=np.float64)
-        out.append(np.divide(total, count, out=np.full(len(part), np.nan), where=count > 0))
-    return np.stack(out, axis=1)

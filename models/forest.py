@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 Matrix = NDArray[np.float32]
 
 LEAF_SAMPLES = 4
+BINS = 4_096  # of the targets' range, for ranks
+NEAR = 0.01  # a rank this near to the middle moves by the slope at the middle
 _MISSING = np.float32(-9.0)  # below every logarithm of seconds or counts
 
 
@@ -101,12 +103,11 @@ class Forest:
         walk(_fill(X), self.feature, self.threshold, self.right, self.roots, leaf)
         return leaf
 
-    def explained(
-        self, X: Matrix, group: NDArray[np.int64], groups: int
-    ) -> tuple[Matrix, float, NDArray[np.float64]]:
-        """`draw`, and how the features' groups make the mean of each row's samples out of the forest's mean.
+    def explained(self, X: Matrix, group: NDArray[np.int64], groups: int) -> tuple[Matrix, float, NDArray[np.float64]]:
+        """`draw`, and how the features' groups move each row from the median of all targets to what is typical of it.
 
-        Along the path of a row each split moves the mean of the training targets; the move is the split feature's.
+        Along a row's path each split moves the mean rank of the training targets; the move is the split feature's.
+        Typical is the target at the row's mean rank, and the moves of rank are spread over the way there.
 
         Args:
             X: Features, shape (n, f).
@@ -114,19 +115,23 @@ class Forest:
             groups: Number of groups.
 
         Returns:
-            Samples as of `draw`; the forest's mean; parts of shape (n, groups), which with it sum to the samples' mean.
+            Samples as of `draw`; the median of all targets; parts, shape (n, groups), which add up to what is typical.
         """
         from models.trees import average, trace
 
-        mean = np.empty(len(self.feature), dtype=np.float32)
-        average(
-            self.feature, self.right, self.roots, self.samples.mean(axis=1, dtype=np.float64), self.leaf_rows, mean
-        )
+        low, high = float(self.samples.min()), float(self.samples.max())
+        width = max(high - low, 1e-6) / BINS
+        rank, mean = np.zeros(BINS), np.empty(len(self.feature), dtype=np.float32)
+        average(self.feature, self.right, self.roots, self.samples, self.leaf_rows, low, width, rank, mean)
         leaf = np.empty((len(X), len(self.roots)), dtype=np.int32)
         parts = np.zeros((len(X), groups))
         trace(_fill(X), self.feature, self.threshold, self.right, self.roots, mean, group, leaf, parts)
-        base = float(mean[self.roots].mean(dtype=np.float64))
-        return self.samples[leaf].reshape(len(X), -1), base, parts / len(self.roots)
+        parts /= len(self.roots)
+        centres = low + width * (np.arange(BINS) + 0.5)
+        moved = parts.sum(axis=1)
+        near, base = np.where(np.abs(moved) < NEAR, NEAR, moved), float(np.interp(0.5, rank, centres))
+        slope = (np.interp(0.5 + near, rank, centres) - base) / near
+        return self.samples[leaf].reshape(len(X), -1), base, parts * slope[:, None]
 
     def to_arrays(self, prefix: str = "") -> dict[str, NDArray[Any]]:
         return {f"{prefix}{name}": getattr(self, name) for name in self.__slots__}

@@ -23,12 +23,13 @@ from features.jobs import FEATURES, feature_matrix, microseconds, moments_of
 from features.vocabulary import QUANTILES
 from models.arrays import pack_arrays, unpack_arrays
 from models.calibration import MIN_ROWS, Conformal
-from models.contributions import Contributions, ForestParts, Steps, explain_forest, of_mixture, of_recency
+from models.contributions import Contributions, Steps, of_mixture, of_recency
 from models.curves import MEDIAN, cap, centred, quantile_frame, read_levels, remaining_s
 from models.forest import Forest, ForestSize
-from models.mixture import Mix, choose_mix, past_samples, pooled, weights
+from models.mixture import Mix, choose_mix, pooled, weights
 from models.recency import KeyedRecency, stratum
 from models.runtime_choice import choose_centre, choose_expert, day_blocks, median_loss, snapped_curves
+from models.runtime_experts import Experts
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -40,51 +41,6 @@ MAX_HOLDOUT = 5_000
 
 class TooFewJobsError(ValueError):
     """There are not enough released outcomes to train on; the message gives both numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Experts:
-    """The forests, as grown on one set of jobs."""
-
-    run: Forest | None
-    ratio: Forest | None
-    usual_limit_log: float
-
-    @classmethod
-    def fit(
-        cls, X: Matrix, y: Floats, limit_log: Floats, size: ForestSize, *, seed: int, threads: int,
-        ratio_weight: float | None = None,
-    ) -> _Experts:  # fmt: skip
-        has_limit = ~np.isnan(limit_log)
-        usual = float(np.median(limit_log[has_limit])) if has_limit.any() else np.nan
-        run = ratio = None
-        if ratio_weight is None or ratio_weight < 1 or np.isnan(usual):
-            run = Forest.fit(X, y, size, seed=seed, threads=threads)
-        if (ratio_weight is None or ratio_weight > 0) and not np.isnan(usual):
-            relative = y - np.where(has_limit, limit_log, usual)
-            ratio = Forest.fit(X, relative, size, seed=seed + 1, threads=threads)
-        return cls(run, ratio, usual)
-
-    def samples(self, X: Matrix, limit_log: Floats) -> list[NDArray[Any]]:
-        """Samples of ln(runtime) of each component, in the order of `mixture.weights`."""
-        return self._of_draws(X, limit_log, *(forest.draw(X) if forest else None for forest in (self.run, self.ratio)))
-
-    def explained(self, X: Matrix, limit_log: Floats) -> tuple[list[NDArray[Any]], ForestParts, ForestParts]:
-        """`samples`, and how the means of the two forests' samples come about."""
-        run, run_parts = explain_forest(self.run, X)
-        ratio, ratio_parts = explain_forest(self.ratio, X)
-        if self.ratio:
-            ratio_parts = ratio_parts.with_limit(limit_log, self.usual_limit_log)
-        return self._of_draws(X, limit_log, run, ratio), run_parts, ratio_parts
-
-    def _of_draws(
-        self, X: Matrix, limit_log: Floats, run: Matrix | None, ratio: Matrix | None
-    ) -> list[NDArray[Any]]:
-        empty = np.full((len(X), 1), np.nan, dtype=np.float32)
-        if ratio is not None:
-            scale = np.where(np.isnan(limit_log), self.usual_limit_log, limit_log)
-            ratio = ratio + scale[:, None].astype(np.float32)
-        return [empty if run is None else run, empty if ratio is None else ratio, *past_samples(X)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +59,7 @@ class RuntimeForecaster:
         usual_log: Median ln(runtime) of the jobs trained on, that contributions start from; None: not kept.
     """
 
-    experts: _Experts
+    experts: Experts
     mix: Mix
     recency: KeyedRecency
     is_recency: NDArray[np.bool_]
@@ -156,7 +112,7 @@ class RuntimeForecaster:
         half = ForestSize(max(10, size.trees // 2), size.min_leaf, size.feature_share, size.rows_per_tree)
         if len(early) < MIN_ROWS:
             early = np.arange(first)
-        trial = _Experts.fit(X[early], y[early], limit_log[early], half, seed=seed, threads=threads)
+        trial = Experts.fit(X[early], y[early], limit_log[early], half, seed=seed, threads=threads)
         samples = trial.samples(X[held], limit_log[held])
         blocks = day_blocks(prepared.group("user")[rows[held]], table.submit[rows[held]])
         mix, losses = choose_mix(samples, X[held], y[held], table.limit_s[rows[held]], blocks)
@@ -168,7 +124,7 @@ class RuntimeForecaster:
         is_snapped = bool(median_loss(snapped, y[held]) < median_loss(curves, y[held]))
         curves = snapped if is_snapped else curves
         is_recency, choice = choose_expert(curves, recency, X[held], y[held])
-        experts = _Experts.fit(X, y, limit_log, size, seed=seed, threads=threads, ratio_weight=mix.ratio)
+        experts = Experts.fit(X, y, limit_log, size, seed=seed, threads=threads, ratio_weight=mix.ratio)
         facts = {
             "rows": len(rows), "holdout_rows": len(held), "seed": seed, "size": asdict(size), "mix": asdict(mix),
             "centre": centre, "is_snapped": is_snapped, "holdout_male": losses, "expert": choice,
@@ -275,7 +231,7 @@ class RuntimeForecaster:
         ratio = Forest.from_arrays(arrays, "ratio_") if "ratio_roots" in arrays else None
         usual = described["usual_limit_log"]
         return cls(
-            _Experts(run, ratio, np.nan if usual is None else usual), Mix(**described["mix"]),
+            Experts(run, ratio, np.nan if usual is None else usual), Mix(**described["mix"]),
             KeyedRecency.from_json(described["recency"]), np.asarray(described["is_recency"], dtype=bool),
             Conformal.from_arrays(arrays, "conformal_"), described["is_snapped"],
             described.get("centre", -1), described["facts"], described.get("usual_log"),

@@ -164,21 +164,38 @@ def walk(
 
 @compiled
 def average(
-    feature: NDArray[np.int16], right: NDArray[np.int32], roots: NDArray[np.int64], leaf_mean: NDArray[np.float64],
-    leaf_rows: NDArray[np.int32], mean: NDArray[np.float32],
+    feature: NDArray[np.int16], right: NDArray[np.int32], roots: NDArray[np.int64], samples: NDArray[np.float32],
+    leaf_rows: NDArray[np.int32], low: float, width: float, rank: NDArray[np.float64], mean: NDArray[np.float32],
 ) -> None:  # fmt: skip
-    """Write each node's mean target, weighted by the training rows of the leaves below it, to `mean`, shape (nodes,)."""
+    """Give `rank` the rank of each bin among all targets, and `mean` each node's mean rank; rows weigh alike.
+
+    Bins are `width` wide from the least target, `low`, on; `rank`, shape (bins,), starts at 0 and rises within (0, 1).
+    """
+    leaves, keep = samples.shape
+    for leaf in range(leaves):
+        for k in range(keep):
+            rank[min(len(rank) - 1, int((samples[leaf, k] - low) / width))] += leaf_rows[leaf]
+    total = rank.sum()
+    below = 0.0
+    for i in range(len(rank)):
+        here = rank[i]
+        rank[i] = (below + here / 2) / total
+        below += here
     weight = np.empty(len(feature), np.float64)
     last = len(feature)
     for tree in range(len(roots) - 1, -1, -1):
         root = roots[tree]
         for node in range(last - 1, root - 1, -1):  # children come after their parents
             if feature[node] < 0:
-                weight[node], mean[node] = leaf_rows[right[node]], leaf_mean[right[node]]
+                leaf = right[node]
+                value = 0.0
+                for k in range(keep):
+                    value += rank[min(len(rank) - 1, int((samples[leaf, k] - low) / width))]
+                weight[node], mean[node] = leaf_rows[leaf], value / keep
             else:
-                a, b = node + 1, root + right[node]
-                weight[node] = weight[a] + weight[b]
-                mean[node] = (weight[a] * mean[a] + weight[b] * mean[b]) / weight[node]
+                left, other = node + 1, root + right[node]
+                weight[node] = weight[left] + weight[other]
+                mean[node] = (weight[left] * mean[left] + weight[other] * mean[other]) / weight[node]
         last = root
 
 
@@ -188,13 +205,9 @@ def trace(
     roots: NDArray[np.int64], mean: NDArray[np.float32], group: NDArray[np.int64], leaf: NDArray[np.int32],
     parts: NDArray[np.float64],
 ) -> None:  # fmt: skip
-    """`walk` that also adds what each step of the path changes in the mean to the split feature's group.
+    """`walk` that also adds what each step of the path changes in the mean rank to the split feature's group.
 
-    Args:
-        mean: Mean of each node, of `average`.
-        group: Group of each feature, shape (f,).
-        leaf: Written, shape (n, trees).
-        parts: Added to, per tree undivided, shape (n, groups).
+    `mean` is of `average`, `group` of shape (f,); added to is `parts`, shape (n, groups), the sum over all trees.
     """
     for i in range(len(X)):
         for k in range(len(roots)):
