@@ -163,7 +163,7 @@ def _calendar(facts: Facts, _: str) -> str:
 
 
 def _middle(_: Facts, __: str) -> str:
-    return "what the forecast is pooled from disagrees, and the middle of all of it differs from that of its parts"
+    return "what may come of it is spread widely, which shifts the middle"
 
 
 def _correction(_: Facts, __: str) -> str:

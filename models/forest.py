@@ -18,6 +18,7 @@ Matrix = NDArray[np.float32]
 
 LEAF_SAMPLES = 4
 BINS = 4_096  # of the targets' range, for ranks
+STRETCH = 3.0
 NEAR = 0.01  # a rank this near to the middle moves by the slope at the middle
 _MISSING = np.float32(-9.0)  # below every logarithm of seconds or counts
 
@@ -107,7 +108,8 @@ class Forest:
         """`draw`, and how the features' groups move each row from the median of all targets to what is typical of it.
 
         Along a row's path each split moves the mean rank of the training targets; the move is the split feature's.
-        Typical is the target at the row's mean rank, and the moves of rank are spread over the way there.
+        Moves of rank become moves of the target at one rate per row: that which leads to the median of its samples, so
+        far as it is within a factor of `STRETCH` of the rate at which the target rises with its rank.
 
         Args:
             X: Features, shape (n, f).
@@ -130,8 +132,10 @@ class Forest:
         centres = low + width * (np.arange(BINS) + 0.5)
         moved = parts.sum(axis=1)
         near, base = np.where(np.abs(moved) < NEAR, NEAR, moved), float(np.interp(0.5, rank, centres))
-        slope = (np.interp(0.5 + near, rank, centres) - base) / near
-        return self.samples[leaf].reshape(len(X), -1), base, parts * slope[:, None]
+        slope = np.maximum((np.interp(0.5 + near, rank, centres) - base) / near, width / NEAR)
+        drawn = self.samples[leaf].reshape(len(X), -1)
+        wanted = (np.median(drawn, axis=1) - base) / np.where(moved == 0, NEAR, moved)
+        return drawn, base, parts * np.clip(wanted, slope / STRETCH, slope * STRETCH)[:, None]
 
     def to_arrays(self, prefix: str = "") -> dict[str, NDArray[Any]]:
         return {f"{prefix}{name}": getattr(self, name) for name in self.__slots__}

@@ -13,7 +13,7 @@ from features.vocabulary import QUANTILES
 from models.contribution_words import MOST_CHARACTERS, MOST_REASONS, duration_words, in_words
 from models.contributions import FEATURE_GROUP, GROUPS, Contributions, group_of, of_recency
 from models.curves import MEDIAN
-from models.forest import BINS, NEAR, Forest, ForestSize
+from models.forest import NEAR, Forest, ForestSize
 from models.live import forecast_jobs
 from models.recency import STRATA, KeyedRecency
 from models.runtime import RuntimeForecaster
@@ -75,7 +75,7 @@ def test_what_is_left_over_is_small_beside_what_is_laid_to_facts(forecaster, ask
     _, X, limit_s = asked
     size = np.abs(forecaster.contributions(X, limit_s).parts).mean(axis=0)
     left = size[GROUPS.index("middle")] + size[GROUPS.index("correction")]
-    assert left < 0.25 * size.sum()
+    assert left < 0.1 * size.sum()
 
 
 @pytest.mark.traces
@@ -107,8 +107,7 @@ def test_a_forest_lays_the_move_to_the_feature_that_makes_it():
     assert np.corrcoef(parts[:, 0], X[:, 0])[0, 1] > 0.95
     assert np.corrcoef(parts[:, 1], -X[:, 1])[0, 1] > 0.8
     assert np.abs(parts[:, 2]).mean() < 0.05 * np.abs(parts[:, 0]).mean()
-    # What is typical is near what the samples say.
-    assert np.abs(base + parts.sum(axis=1) - np.median(samples, axis=1)).mean() < 0.15
+    assert np.abs(base + parts.sum(axis=1) - np.median(samples, axis=1)).mean() < 0.02
 
 
 def test_a_forests_parts_follow_the_paths():
@@ -145,9 +144,8 @@ def test_a_forests_parts_follow_the_paths():
     far = np.abs(moved.sum(axis=1)) > 5 * NEAR
     shares = parts[far] / parts[far].sum(axis=1, keepdims=True)
     np.testing.assert_allclose(shares, moved[far] / moved[far].sum(axis=1, keepdims=True), atol=0.02)
-    width = np.ptp(kept) / BINS
-    there = np.interp(0.5 + moved.sum(axis=1), np.sort((mass - 0.5) / mass[-1]), kept.ravel()[order])
-    assert np.abs(base + parts.sum(axis=1) - there)[far].max() < 40 * width
+    reached = base + parts.sum(axis=1) - np.median(forest.draw(X[:20]), axis=1)
+    assert np.abs(reached).mean() < 0.05
 
 
 def test_every_feature_has_a_group():
