@@ -79,6 +79,33 @@ def test_what_is_left_over_is_small_beside_what_is_laid_to_facts(forecaster, ask
 
 
 @pytest.mark.traces
+def test_what_is_told_agrees_with_shapley_values_of_the_whole_forecaster(forecaster, asked, kth):
+    """Groups join one by one, in drawn orders, from past jobs' features to the job's own: far too slow to serve."""
+    _, X, limit_s = asked
+    X, limit_s = X[::8], limit_s[::8]
+    past = JobTable(kth.filter(pl.col("submit_time") < kth["submit_time"][3_000]).sample(24, seed=2))
+    references = feature_matrix(past, JobHistory(kth), past.submit)
+    generator, groups = np.random.default_rng(0), len(GROUPS) - 2
+    values = np.zeros((len(X), groups))
+    for k in range(past.count):
+        mixed, limit = np.repeat(references[[k]], len(X), axis=0), np.full(len(X), past.limit_s[k])
+        before = forecaster.curves(mixed, limit)[:, MEDIAN]
+        for group in generator.permutation(groups):
+            columns = group == FEATURE_GROUP
+            mixed[:, columns] = X[:, columns]
+            limit = limit_s if GROUPS[group] == "request" else limit
+            after = forecaster.curves(mixed, limit)[:, MEDIAN]
+            values[:, group] += (after - before) / past.count
+            before = after
+    parts = forecaster.contributions(X, limit_s).parts[:, :groups]
+    told = np.argsort(-np.abs(parts), axis=1)[:, :3]
+    mine, theirs = np.take_along_axis(parts, told, axis=1), np.take_along_axis(values, told, axis=1)
+    is_told = np.abs(mine) > np.log(1.1)
+    assert (np.sign(mine) == np.sign(theirs))[is_told].mean() > 0.85
+    assert np.corrcoef(parts.ravel(), values.ravel())[0, 1] > 0.8
+
+
+@pytest.mark.traces
 def test_files_bring_the_same_contributions_back_and_older_files_still_explain(forecaster, asked):
     _, X, limit_s = asked
     again = RuntimeForecaster.from_files(forecaster.to_files())
