@@ -484,7 +484,8 @@ _TABLES: tuple[Table, ...] = (
     Table(
         "out_job_forecasts", "A forecast made for one job",
         (*_FORECAST, "cluster", "job_id", "submit_time", "state", "forecast", *QUANTILE_COLUMNS, "p_fail",
-         "p_start_60s", "p_start_600s", "p_start_3600s", "p_timeout", "p_node_failure", "p_out_of_memory"),
+         "p_start_60s", "p_start_600s", "p_start_3600s", "p_timeout", "p_node_failure", "p_out_of_memory",
+         "reasons"),
         ("cluster", "job_id", "forecast", "generated_at"), "generated_at", ("job_id", "generated_at"), "hints_days",
     ),
     Table(

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 Matrix = NDArray[np.float32]
 
 LEAF_SAMPLES = 4
+BINS = 4_096  # of the targets' range, for ranks
+STRETCH = 3.0
+NEAR = 0.01  # a rank this near to the middle moves by the slope at the middle
 _MISSING = np.float32(-9.0)  # below every logarithm of seconds or counts
 
 
@@ -47,6 +50,7 @@ class Forest:
         right: Right child, or in a leaf its row in `samples`; int32, shape (nodes,).
         roots: First node of each tree, int64, shape (trees,).
         samples: Training targets kept per leaf, float32, shape (leaves, samples per leaf).
+        leaf_rows: Training rows of each leaf, int32, shape (leaves,).
     """
 
     feature: NDArray[np.int16]
@@ -54,6 +58,7 @@ class Forest:
     right: NDArray[np.int32]
     roots: NDArray[np.int64]
     samples: NDArray[np.float32]
+    leaf_rows: NDArray[np.int32]
 
     @classmethod
     def fit(cls, X: Matrix, y: NDArray[Any], size: ForestSize, *, seed: int, threads: int) -> Forest:
@@ -80,12 +85,12 @@ class Forest:
         with ThreadPoolExecutor(threads) as pool:
             trees = list(pool.map(lambda own: grow(filled, target, own, rows, min_leaf, tried, LEAF_SAMPLES), seeds))
         leaves = 0
-        for feature, _, right, samples in trees:
+        for feature, _, right, samples, _ in trees:
             right[feature < 0] += leaves
             leaves += len(samples)
-        feature, threshold, right, samples = (np.concatenate(columns) for columns in zip(*trees, strict=True))
+        feature, threshold, right, samples, leaf_rows = (np.concatenate(parts) for parts in zip(*trees, strict=True))
         roots = np.cumsum([0, *(len(tree[0]) for tree in trees[:-1])])
-        return cls(feature, threshold, right, roots.astype(np.int64), samples)
+        return cls(feature, threshold, right, roots.astype(np.int64), samples, leaf_rows)
 
     def draw(self, X: Matrix) -> Matrix:
         """Samples of the target's distribution for each row, shape (n, trees × samples per leaf), unordered."""
@@ -99,12 +104,47 @@ class Forest:
         walk(_fill(X), self.feature, self.threshold, self.right, self.roots, leaf)
         return leaf
 
+    def explained(self, X: Matrix, group: NDArray[np.int64], groups: int) -> tuple[Matrix, float, NDArray[np.float64]]:
+        """`draw`, and how the features' groups move each row from the median of all targets to what is typical of it.
+
+        Along a row's path each split moves the mean rank of the training targets; the move is the split feature's.
+        Moves of rank become moves of the target at one rate per row: that which leads to the median of its samples, so
+        far as it is within a factor of `STRETCH` of the rate at which the target rises with its rank.
+
+        Args:
+            X: Features, shape (n, f).
+            group: Group of each feature, shape (f,).
+            groups: Number of groups.
+
+        Returns:
+            Samples as of `draw`; the median of all targets; parts, shape (n, groups), which add up to what is typical.
+        """
+        from models.trees import average, trace
+
+        low, high = float(self.samples.min()), float(self.samples.max())
+        width = max(high - low, 1e-6) / BINS
+        rank, mean = np.zeros(BINS), np.empty(len(self.feature), dtype=np.float32)
+        average(self.feature, self.right, self.roots, self.samples, self.leaf_rows, low, width, rank, mean)
+        leaf = np.empty((len(X), len(self.roots)), dtype=np.int32)
+        parts = np.zeros((len(X), groups))
+        trace(_fill(X), self.feature, self.threshold, self.right, self.roots, mean, group, leaf, parts)
+        parts /= len(self.roots)
+        centres = low + width * (np.arange(BINS) + 0.5)
+        moved = parts.sum(axis=1)
+        near, base = np.where(np.abs(moved) < NEAR, NEAR, moved), float(np.interp(0.5, rank, centres))
+        slope = np.maximum((np.interp(0.5 + near, rank, centres) - base) / near, width / NEAR)
+        drawn = self.samples[leaf].reshape(len(X), -1)
+        wanted = (np.median(drawn, axis=1) - base) / np.where(moved == 0, NEAR, moved)
+        return drawn, base, parts * np.clip(wanted, slope / STRETCH, slope * STRETCH)[:, None]
+
     def to_arrays(self, prefix: str = "") -> dict[str, NDArray[Any]]:
         return {f"{prefix}{name}": getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> Forest:
-        return cls(*(arrays[f"{prefix}{name}"] for name in cls.__slots__))
+        held = {name: arrays[f"{prefix}{name}"] for name in cls.__slots__ if f"{prefix}{name}" in arrays}
+        held.setdefault("leaf_rows", np.ones(len(held["samples"]), dtype=np.int32))  # of models kept before it was
+        return cls(**held)
 
 
 def _fill(X: Matrix) -> Matrix:

@@ -20,7 +20,9 @@ from features.job_outcomes import failure_matrix
 from features.job_queue import wait_matrix
 from features.jobs import feature_matrix, microseconds
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES, conform
-from models.curves import quantile_frame, read_levels
+from models.contribution_words import in_words
+from models.contributions import Contributions, of_recency
+from models.curves import MEDIAN, quantile_frame, read_levels
 from models.failure import FailureForecaster
 from models.failure_kinds import KIND_COLUMNS, while_running
 from models.recency import KeyedRecency
@@ -114,7 +116,8 @@ def forecast_jobs(
 
     Returns:
         Rows of `out_job_forecasts`: per pending job `runtime` (with the odds of bad ends) and `wait` (with the odds of
-        a start), per running job `remaining` (with the odds of bad ends). `model_version` is that of the quantiles,
+        a start), per running job `remaining` (with the odds of bad ends); `reasons` of the runtime with
+        both. `model_version` is that of the quantiles,
         `baseline:<name>` where no model has earned its place.
 
     Raises:
@@ -127,9 +130,11 @@ def forecast_jobs(
     moment = microseconds(at)
     table = JobTable(live)
     X = feature_matrix(table, history, np.full(table.count, moment))
-    runtime_version, curves = _runtime_curves(champions, X, table, history, moment)
+    runtime_version, curves, made_of = _runtimes(champions, X, table, history, moment)
+    told = in_words(made_of, X, live["user"].to_list() if "user" in live.columns else [None] * table.count)
+    reasons = pl.DataFrame({"reasons": ["; ".join(some) for some in told]}, schema={"reasons": pl.String})
     failing: FailureForecaster | None = champions.get("job_failure")[1]
-    odds = _failure_odds(failing or FailureForecaster.rate(), X, curves, table, history, moment)
+    odds = _failure_odds(failing or FailureForecaster.rate(), X, curves, table, history, moment).hstack(reasons)
     is_running = live["state"] == "RUNNING"
     facts = live.select(
         pl.lit(None, dtype=pl.String).alias("cluster") if "cluster" not in live.columns else "cluster",
@@ -178,7 +183,12 @@ def forecast_runtimes(
         jobs = jobs.with_columns(submit_time=pl.lit(at))
     table, prepared, moment = JobTable(jobs), JobHistory.of(history), microseconds(at)
     X = feature_matrix(table, prepared, np.full(table.count, moment))
-    version, curves = _runtime_curves(champions, X, table, prepared, moment)
+    version, model = champions.get("runtime")
+    if model is None:
+        model = champions.recency(prepared, moment)
+        version, curves = f"baseline:{model.name}", model.curves(X)
+    else:
+        curves = model.curves(X, table.limit_s)  # nobody asks why: the paths need not be followed
     return version, quantile_frame(np.fmin(np.exp(read_levels(curves, QUANTILES)), table.limit_s[:, None]))
 
 
@@ -190,14 +200,16 @@ def merge_jobs(history: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([older, newer.cast({name: older.schema[name] for name in shared})])
 
 
-def _runtime_curves(
+def _runtimes(
     champions: Champions, X: Matrix, table: JobTable, history: JobHistory, moment: int
-) -> tuple[str, Floats]:
+) -> tuple[str, Floats, Contributions]:
+    """Version in charge, its curves, and what makes their medians."""
     version, model = champions.get("runtime")
     if model is not None:
-        return version, model.curves(X, table.limit_s)
+        return version, *model.explained(X, table.limit_s)
     keyed = champions.recency(history, moment)
-    return f"baseline:{keyed.name}", keyed.curves(X)
+    curves = keyed.curves(X)
+    return f"baseline:{keyed.name}", curves, of_recency(keyed, X).ending_at(curves[:, MEDIAN])
 
 
 def _failure_odds(

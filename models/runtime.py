@@ -23,11 +23,13 @@ from features.jobs import FEATURES, feature_matrix, microseconds, moments_of
 from features.vocabulary import QUANTILES
 from models.arrays import pack_arrays, unpack_arrays
 from models.calibration import MIN_ROWS, Conformal
+from models.contributions import Contributions, Steps, of_mixture, of_recency
 from models.curves import MEDIAN, cap, centred, quantile_frame, read_levels, remaining_s
 from models.forest import Forest, ForestSize
-from models.mixture import Mix, choose_mix, past_samples, pooled
+from models.mixture import Mix, choose_mix, pooled, weights
 from models.recency import KeyedRecency, stratum
 from models.runtime_choice import choose_centre, choose_expert, day_blocks, median_loss, snapped_curves
+from models.runtime_experts import Experts
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -39,40 +41,6 @@ MAX_HOLDOUT = 5_000
 
 class TooFewJobsError(ValueError):
     """There are not enough released outcomes to train on; the message gives both numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Experts:
-    """The forests, as grown on one set of jobs."""
-
-    run: Forest | None
-    ratio: Forest | None
-    usual_limit_log: float
-
-    @classmethod
-    def fit(
-        cls, X: Matrix, y: Floats, limit_log: Floats, size: ForestSize, *, seed: int, threads: int,
-        ratio_weight: float | None = None,
-    ) -> _Experts:  # fmt: skip
-        has_limit = ~np.isnan(limit_log)
-        usual = float(np.median(limit_log[has_limit])) if has_limit.any() else np.nan
-        run = ratio = None
-        if ratio_weight is None or ratio_weight < 1 or np.isnan(usual):
-            run = Forest.fit(X, y, size, seed=seed, threads=threads)
-        if (ratio_weight is None or ratio_weight > 0) and not np.isnan(usual):
-            relative = y - np.where(has_limit, limit_log, usual)
-            ratio = Forest.fit(X, relative, size, seed=seed + 1, threads=threads)
-        return cls(run, ratio, usual)
-
-    def samples(self, X: Matrix, limit_log: Floats) -> list[NDArray[Any]]:
-        """Samples of ln(runtime) of each component, in the order of `mixture.weights`."""
-        empty = np.full((len(X), 1), np.nan, dtype=np.float32)
-        run = self.run.draw(X) if self.run else empty
-        ratio = empty
-        if self.ratio:
-            scale = np.where(np.isnan(limit_log), self.usual_limit_log, limit_log)
-            ratio = self.ratio.draw(X) + scale[:, None].astype(np.float32)
-        return [run, ratio, *past_samples(X)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +56,10 @@ class RuntimeForecaster:
         is_snapped: Medians near a past runtime of the key or user are moved onto it.
         centre: Index into `CENTRE_GAINS` of the points that stand for the medians; −1: the medians themselves.
         facts: What the fit saw and chose, for the card.
+        usual_log: Median ln(runtime) of the jobs trained on, that contributions start from; None: not kept.
     """
 
-    experts: _Experts
+    experts: Experts
     mix: Mix
     recency: KeyedRecency
     is_recency: NDArray[np.bool_]
@@ -98,6 +67,7 @@ class RuntimeForecaster:
     is_snapped: bool = False
     centre: int = -1
     facts: dict[str, Any] = field(default_factory=dict)
+    usual_log: float | None = None
 
     @classmethod
     def fit(
@@ -142,7 +112,7 @@ class RuntimeForecaster:
         half = ForestSize(max(10, size.trees // 2), size.min_leaf, size.feature_share, size.rows_per_tree)
         if len(early) < MIN_ROWS:
             early = np.arange(first)
-        trial = _Experts.fit(X[early], y[early], limit_log[early], half, seed=seed, threads=threads)
+        trial = Experts.fit(X[early], y[early], limit_log[early], half, seed=seed, threads=threads)
         samples = trial.samples(X[held], limit_log[held])
         blocks = day_blocks(prepared.group("user")[rows[held]], table.submit[rows[held]])
         mix, losses = choose_mix(samples, X[held], y[held], table.limit_s[rows[held]], blocks)
@@ -154,13 +124,13 @@ class RuntimeForecaster:
         is_snapped = bool(median_loss(snapped, y[held]) < median_loss(curves, y[held]))
         curves = snapped if is_snapped else curves
         is_recency, choice = choose_expert(curves, recency, X[held], y[held])
-        experts = _Experts.fit(X, y, limit_log, size, seed=seed, threads=threads, ratio_weight=mix.ratio)
+        experts = Experts.fit(X, y, limit_log, size, seed=seed, threads=threads, ratio_weight=mix.ratio)
         facts = {
             "rows": len(rows), "holdout_rows": len(held), "seed": seed, "size": asdict(size), "mix": asdict(mix),
             "centre": centre, "is_snapped": is_snapped, "holdout_male": losses, "expert": choice,
             "recency": recency.name, "recency_male": dict(recency.losses),
         }  # fmt: skip
-        return cls(experts, mix, recency, is_recency, conformal, is_snapped, centre, facts)
+        return cls(experts, mix, recency, is_recency, conformal, is_snapped, centre, facts, float(np.median(y)))
 
     def curves(self, X: Matrix, limit_s: Floats) -> Floats:
         """Quantile curves, ln(seconds), of shape (n, levels), from features and limits (NaN: none)."""
@@ -170,13 +140,34 @@ class RuntimeForecaster:
         """The curves, and the points that most weight lies within 25 % of, ln(seconds), shape (n,)."""
         if not len(X):
             return np.empty((0, len(self.conformal.levels))), np.empty(0)
-        made = pooled(self.experts.samples(X, np.log(limit_s)), X, self.mix, limit_s)
+        steps = self._steps(self.experts.samples(X, np.log(limit_s)), X, limit_s)
+        return steps.curves, np.where(steps.is_keyed, steps.curves[:, MEDIAN], steps.modes)
+
+    def contributions(self, X: Matrix, limit_s: Floats) -> Contributions:
+        """What makes each median, from features and limits (NaN: none)."""
+        return self.explained(X, limit_s)[1]
+
+    def explained(self, X: Matrix, limit_s: Floats) -> tuple[Floats, Contributions]:
+        """`curves` and `contributions`, for little more than the cost of the curves."""
+        usual = np.full(len(X), np.nan if self.usual_log is None else self.usual_log)
+        if not len(X):
+            return self.curves(X, limit_s), of_recency(self.recency, X, usual)
+        samples, run, ratio = self.experts.explained(X, np.log(limit_s))
+        steps = self._steps(samples, X, limit_s)
+        made = of_mixture(samples, weights(X, self.mix, samples), (run, ratio), steps, X, limit_s, usual)
+        keyed = of_recency(self.recency, X, usual)
+        return steps.curves, made.where(~steps.is_keyed, keyed).ending_at(steps.curves[:, MEDIAN])
+
+    def _steps(self, samples: list[NDArray[Any]], X: Matrix, limit_s: Floats) -> Steps:
+        """The way from samples to the curves."""
+        made = pooled(samples, X, self.mix, limit_s)
         corrected = self.conformal.apply(made.curves)
         corrected = corrected if self.centre < 0 else centred(corrected, made.centres[:, self.centre])
-        corrected = snapped_curves(corrected, X) if self.is_snapped else corrected
+        snapped = snapped_curves(corrected, X) if self.is_snapped else corrected
         is_keyed = self.is_recency[stratum(X)]
-        curves = cap(np.where(is_keyed[:, None], self.recency.curves(X), corrected), limit_s)
-        return curves, np.where(is_keyed, curves[:, MEDIAN], made.modes)
+        curves = cap(np.where(is_keyed[:, None], self.recency.curves(X), snapped), limit_s)
+        medians = (made.curves[:, MEDIAN], corrected[:, MEDIAN], snapped[:, MEDIAN])
+        return Steps(*medians, is_keyed, curves, made.modes)
 
     def forecast(
         self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime | None = None
@@ -219,7 +210,7 @@ class RuntimeForecaster:
             "features": list(FEATURES), "mix": asdict(self.mix), "is_recency": self.is_recency.tolist(),
             "is_snapped": self.is_snapped, "centre": self.centre,
             "usual_limit_log": None if np.isnan(self.experts.usual_limit_log) else self.experts.usual_limit_log,
-            "recency": self.recency.to_json(), "facts": self.facts,
+            "recency": self.recency.to_json(), "facts": self.facts, "usual_log": self.usual_log,
         }  # fmt: skip
         return {
             "runtime.json": json.dumps(described, indent=1, sort_keys=True).encode(),
@@ -240,10 +231,10 @@ class RuntimeForecaster:
         ratio = Forest.from_arrays(arrays, "ratio_") if "ratio_roots" in arrays else None
         usual = described["usual_limit_log"]
         return cls(
-            _Experts(run, ratio, np.nan if usual is None else usual), Mix(**described["mix"]),
+            Experts(run, ratio, np.nan if usual is None else usual), Mix(**described["mix"]),
             KeyedRecency.from_json(described["recency"]), np.asarray(described["is_recency"], dtype=bool),
             Conformal.from_arrays(arrays, "conformal_"), described["is_snapped"],
-            described.get("centre", -1), described["facts"],
+            described.get("centre", -1), described["facts"], described.get("usual_log"),
         )  # fmt: skip
 
 

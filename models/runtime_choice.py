@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
 
 STRATUM_ROWS = 100  # fewer released jobs of a stratum: the choice made over all of them holds
-_REPEATED = [FEATURES.index(name) for name in ("key_last1", "kernel_q45", "key_median", "user_last1")]
+REPEATED = tuple(FEATURES.index(name) for name in ("key_last1", "kernel_q45", "key_median", "user_last1"))
 CENTRE_COST = 1.002  # ratio of MALE up to which more jobs within a factor of two are worth it
 _SNAP = 0.3  # a median this near, in ln, to a past runtime is taken to be a repeat of it
 
@@ -30,13 +30,16 @@ def day_blocks(user: NDArray[np.uint64], submit: NDArray[np.int64]) -> NDArray[n
 
 def snapped_curves(curves: Floats, X: Matrix) -> Floats:
     """Curves whose median is moved onto the nearest repeated runtime within `_SNAP`; the rest makes way."""
-    median = curves[:, MEDIAN]
-    gaps = X[:, _REPEATED].astype(np.float64) - median[:, None]
-    distance = np.nan_to_num(np.abs(gaps), nan=np.inf)
-    nearest = np.argmin(distance, axis=1)
-    rows = np.arange(len(curves))
-    moved = np.where(distance[rows, nearest] < _SNAP, median + np.nan_to_num(gaps[rows, nearest]), median)
-    return centred(curves, moved)
+    _, gap = nearest_repeat(curves[:, MEDIAN], X)
+    return centred(curves, curves[:, MEDIAN] + np.where(np.abs(gap) < _SNAP, gap, 0.0))
+
+
+def nearest_repeat(median: Floats, X: Matrix) -> tuple[NDArray[np.int64], Floats]:
+    """Feature, of `REPEATED`, whose runtime lies nearest to each median, and how far above it, ln; ∞: none is known."""
+    gaps = X[:, REPEATED].astype(np.float64) - median[:, None]
+    gaps = np.where(np.isnan(gaps), np.inf, gaps)
+    at = np.argmin(np.abs(gaps), axis=1)
+    return np.asarray(REPEATED)[at], gaps[np.arange(len(median)), at]
 
 
 def choose_centre(pooled: Pooled, y: Floats) -> int:

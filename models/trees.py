@@ -31,7 +31,9 @@ def _draw(state: Any, below: int) -> Any:
 @compiled
 def grow(
     X: NDArray[np.float32], y: NDArray[np.float64], seed: int, rows: int, min_leaf: int, tried: int, keep: int,
-) -> tuple[NDArray[np.int16], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
+) -> tuple[
+    NDArray[np.int16], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]
+]:  # fmt: skip
     """One tree.
 
     Args:
@@ -44,7 +46,8 @@ def grow(
         keep: Targets kept per leaf.
 
     Returns:
-        Feature of each node (−1: leaf); threshold; right child, or in a leaf its number; targets by leaf number.
+        Feature of each node (−1: leaf); threshold; right child, or in a leaf its number; targets by leaf number;
+        training rows by leaf number.
     """
     n, f = X.shape
     state = np.empty(1, np.uint64)
@@ -62,6 +65,7 @@ def grow(
     threshold = np.empty(most, np.float32)
     right = np.empty(most, np.int32)
     samples = np.empty((most // 2 + 2, keep), np.float32)
+    sizes = np.empty(most // 2 + 2, np.int32)
     values = np.empty(rows, np.float32)
     spare_at, spare_target = np.empty(rows, np.int32), np.empty(rows, np.float64)
     columns = np.arange(f)
@@ -131,13 +135,17 @@ def grow(
             feature[node], threshold[node], right[node] = -1, 0, leaves
             for k in range(keep):  # rows are in random order
                 samples[leaves, k] = target[first + k % count]
+            sizes[leaves] = count
             leaves += 1
         else:
             feature[node], threshold[node] = best, best_cut
             stack[top, 0], stack[top, 1], stack[top, 2] = middle, last, node
             stack[top + 1, 0], stack[top + 1, 1], stack[top + 1, 2] = first, middle, -1
             top += 2
-    return feature[:nodes].copy(), threshold[:nodes].copy(), right[:nodes].copy(), samples[:leaves].copy()
+    return (
+        feature[:nodes].copy(), threshold[:nodes].copy(), right[:nodes].copy(), samples[:leaves].copy(),
+        sizes[:leaves].copy(),
+    )  # fmt: skip
 
 
 @compiled
@@ -151,4 +159,62 @@ def walk(
             node = roots[k]
             while feature[node] >= 0:
                 node = node + 1 if X[i, feature[node]] <= threshold[node] else roots[k] + right[node]
+            leaf[i, k] = right[node]
+
+
+@compiled
+def average(
+    feature: NDArray[np.int16], right: NDArray[np.int32], roots: NDArray[np.int64], samples: NDArray[np.float32],
+    leaf_rows: NDArray[np.int32], low: float, width: float, rank: NDArray[np.float64], mean: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """Give `rank` the rank of each bin among all targets, and `mean` each node's mean rank; rows weigh alike.
+
+    Bins are `width` wide from the least target, `low`, on; `rank`, shape (bins,), starts at 0 and rises within (0, 1).
+    """
+    leaves, keep = samples.shape
+    for leaf in range(leaves):
+        for k in range(keep):
+            rank[min(len(rank) - 1, int((samples[leaf, k] - low) / width))] += leaf_rows[leaf]
+    total = rank.sum()
+    below = 0.0
+    for i in range(len(rank)):
+        here = rank[i]
+        rank[i] = (below + here / 2) / total
+        below += here
+    weight = np.empty(len(feature), np.float64)
+    last = len(feature)
+    for tree in range(len(roots) - 1, -1, -1):
+        root = roots[tree]
+        for node in range(last - 1, root - 1, -1):  # children come after their parents
+            if feature[node] < 0:
+                leaf = right[node]
+                value = 0.0
+                for k in range(keep):
+                    value += rank[min(len(rank) - 1, int((samples[leaf, k] - low) / width))]
+                weight[node], mean[node] = leaf_rows[leaf], value / keep
+            else:
+                left, other = node + 1, root + right[node]
+                weight[node] = weight[left] + weight[other]
+                mean[node] = (weight[left] * mean[left] + weight[other] * mean[other]) / weight[node]
+        last = root
+
+
+@compiled
+def trace(
+    X: NDArray[np.float32], feature: NDArray[np.int16], threshold: NDArray[np.float32], right: NDArray[np.int32],
+    roots: NDArray[np.int64], mean: NDArray[np.float32], group: NDArray[np.int64], leaf: NDArray[np.int32],
+    parts: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """`walk` that also adds what each step of the path changes in the mean rank to the split feature's group.
+
+    `mean` is of `average`, `group` of shape (f,); added to is `parts`, shape (n, groups), the sum over all trees.
+    """
+    for i in range(len(X)):
+        for k in range(len(roots)):
+            node = roots[k]
+            while feature[node] >= 0:
+                column = feature[node]
+                child = node + 1 if X[i, column] <= threshold[node] else roots[k] + right[node]
+                parts[i, group[column]] += np.float64(mean[child]) - np.float64(mean[node])
+                node = child
             leaf[i, k] = right[node]

@@ -147,6 +147,7 @@ def job_forecasts(jobs: pl.DataFrame, rows: pl.DataFrame) -> list[JobForecast]:
                 p_timeout=_first(found, "p_timeout"),
                 p_node_failure=_first(found, "p_node_failure"),
                 p_out_of_memory=_first(found, "p_out_of_memory"),
+                reasons=_reasons(_first(found, "reasons")),
             )
         )
     return items
@@ -229,7 +230,7 @@ def node_risks(rows: pl.DataFrame) -> list[NodeRisk]:
             p_24h=row["p_24h"],
             p_7d=row["p_7d"],
             is_climatology="climatology" in row["model_version"],
-            reasons=[reason.strip() for reason in (row["reasons"] or "").split(";") if reason.strip()],
+            reasons=_reasons(row["reasons"]),
             model_version=row["model_version"],
         )
         for row in rows.iter_rows(named=True)
@@ -395,5 +396,9 @@ def _quantiles(row: Mapping[str, Any] | None) -> Quantiles | None:
     return Quantiles(**{name: row[name] for name in QUANTILE_COLUMNS})
 
 
-def _first(found: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
+def _first(found: Mapping[str, Mapping[str, Any]], name: str) -> Any:
     return next((row[name] for row in found.values() if row.get(name) is not None), None)
+
+
+def _reasons(text: str | None) -> list[str]:
+    return [reason.strip() for reason in (text or "").split(";") if reason.strip()]

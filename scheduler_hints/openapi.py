@@ -56,6 +56,10 @@ _QUANTILES = Quantiles(310, 420, 900, 1800, 3600, 4200, 7100, 9800)
 _JOB = JobForecast(
     "alpha", "4711", "PENDING", "ada", "train", 2, 16, _AT, None, 14400, [], _QUANTILES, None, _QUANTILES, 0.04, 0.1,
     0.5, 0.9, "Resources", "runtime-20260314T020000", _AT,
+    reasons=[
+        "about 3× longer than usual here (20 min)", "×2.1: the last 5 runs of this name by ada took 1.2 h",
+        "×1.3: asks for 16 GPUs on 2 nodes, up to 4 h",
+    ],
 )  # fmt: skip
 _ITEMS: dict[str, Any] = {
     "bottlenecks": Bottleneck(

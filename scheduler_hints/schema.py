@@ -96,6 +96,8 @@ class JobForecast(msgspec.Struct, frozen=True):
     """What is foreseen for one known job. `remaining` for a running job, `wait` for a pending one.
 
     `p_timeout`, `p_node_failure` and `p_out_of_memory` are parts of `p_fail`; what is left is a failure of its own.
+    `reasons` say why it runs as long as foreseen: how far from usual, then up to three groups of facts, each with the
+    factor it moves the median by.
     """
 
     cluster: str
@@ -122,6 +124,7 @@ class JobForecast(msgspec.Struct, frozen=True):
     p_timeout: float | None = None
     p_node_failure: float | None = None
     p_out_of_memory: float | None = None
+    reasons: list[str] = msgspec.field(default_factory=list)
 
 
 class ReservationPlan(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from datetime import datetime, timedelta
 
 import msgspec
@@ -147,7 +148,9 @@ def test_forecast_rows_become_the_published_shape():
     rows = pl.DataFrame(
         [
             forecast_row("1", "runtime", 100.0, p_fail=0.2),
-            forecast_row("1", "remaining", 50.0),
+            forecast_row(
+                "1", "remaining", 50.0, reasons="about 2× longer than usual here (1 min); ×2: asks for 1 node"
+            ),
             forecast_row("2", "wait", 5.0, p_start_60s=0.4),
         ],
         schema_overrides={name: dtype for name, dtype in schema("out_job_forecasts").items() if name != "cluster"},
@@ -156,6 +159,8 @@ def test_forecast_rows_become_the_published_shape():
     assert [item.job_id for item in items] == ["1", "2"]  # of the third nothing is known
     assert (items[0].runtime.q05_s, items[0].remaining.q95_s, items[0].wait) == (100.0, 120.0, None)
     assert (items[0].p_fail, items[0].node_list, items[0].start_time) == (0.2, ["n1"], START + seconds(60))
+    assert items[0].reasons == ["about 2× longer than usual here (1 min)", "×2: asks for 1 node"]
+    assert items[1].reasons == []
     assert (items[1].wait.q05_s, items[1].p_start_60s, items[1].runtime, items[1].node_list) == (5.0, 0.4, None, [])
 
 
@@ -185,6 +190,7 @@ def test_every_live_job_is_forecast_published_and_kept(store, settings):
     assert items["p"].runtime is not None
     assert items["p"].wait is not None
     assert 0 <= items["p"].p_fail <= 1
+    assert all(re.match(r"about .* usual here \(.+\)", item.reasons[0]) for item in items.values())
     rows = store.query(
         "SELECT job_id, forecast, epoch(valid_until - generated_at) AS ttl, model_version FROM out_job_forecasts"
     )

@@ -1,0 +1,176 @@
+"""Contributions to a runtime's median in operators' words: how far it is from usual, and which facts made it so.
+
+Every fact is read off the features the forecast was made from, so that no reason says more than the forecaster knew.
+Here belong the words alone; not the arithmetic (`models/contributions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.jobs import FEATURES, RECENT
+from models.contributions import GROUPS, Contributions
+
+MOST_REASONS = 4  # the comparison with what is usual, and the groups that move it most
+MOST_CHARACTERS = 160  # of one reason
+_USER_CHARACTERS = 32
+_LEAST = float(np.log(1.1))  # a factor nearer to 1 is not told
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_UNITS = ((86_400.0, "days"), (3600.0, "h"), (60.0, "min"))
+
+Facts = Mapping[str, float]
+
+
+def in_words(contributions: Contributions, X: NDArray[Any], users: Sequence[str | None]) -> list[tuple[str, ...]]:
+    """Reasons of each job's runtime, at most `MOST_REASONS` of at most `MOST_CHARACTERS`; no semicolon in any.
+
+    Args:
+        contributions: Of n jobs.
+        X: Features the forecast was made from, shape (n, len(FEATURES)).
+        users: Who submitted each.
+    """
+    order = np.argsort(-np.abs(contributions.parts), axis=1, kind="stable")[:, : MOST_REASONS - 1].tolist()
+    parts, usual_s = contributions.parts.tolist(), np.exp(contributions.usual_log).tolist()
+    moved = contributions.parts.sum(axis=1).tolist()
+    out = []
+    for i, row in enumerate(np.asarray(X, dtype=np.float64).tolist()):
+        facts, user = dict(zip(FEATURES, row, strict=True)), _plain(users[i])
+        told = [_headline(moved[i], usual_s[i])]
+        for group in order[i]:
+            if abs(parts[i][group]) >= _LEAST:
+                told.append(f"×{_number(np.exp(parts[i][group]))}: {_FACTS[GROUPS[group]](facts, user)}")
+        out.append(tuple(text[:MOST_CHARACTERS] for text in told))
+    return out
+
+
+def duration_words(seconds: float) -> str:
+    """A duration in its largest fitting unit: `45 s`, `3 min`, `2.5 h`, `3.2 days`."""
+    for size, unit in _UNITS:
+        if seconds >= 1.5 * size or (unit != "days" and seconds >= size):
+            return f"{_number(seconds / size)} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _headline(moved_log: float, usual_s: float) -> str:
+    factor = _number(np.exp(abs(moved_log)))
+    if abs(moved_log) < _LEAST:
+        return f"about as long as usual here ({duration_words(usual_s)})"
+    return f"about {factor}× {'longer' if moved_log > 0 else 'shorter'} than usual here ({duration_words(usual_s)})"
+
+
+def _number(value: float) -> str:
+    """Two digits that count, and no zeros after the point: `0.42`, `2.1`, `3`, `120`."""
+    digits = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits else text
+
+
+def _plain(user: str | None) -> str:
+    kept = "".join(c if c.isprintable() and c != ";" else "?" for c in user or "")
+    kept = kept[:_USER_CHARACTERS] or "this user"
+    return f"user {kept}" if kept.isdigit() else kept
+
+
+def _is_known(value: float) -> bool:
+    return value == value
+
+
+def _count(value_log1p: float) -> int:
+    return round(np.expm1(value_log1p)) if _is_known(value_log1p) else 0
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun if number == 1 else f'{noun}s'}"
+
+
+def _newest(facts: Facts, group: str, whose: str) -> str:
+    """Of a group's newest runs: how many, their median, and the newest where it differs."""
+    seen = min(_count(facts[f"{group}_count"]), RECENT)
+    last = np.exp(facts[f"{group}_last1"])
+    if seen == 1:
+        return f"the last run {whose} took {duration_words(last)}"
+    text = f"the last {seen} runs {whose} took {duration_words(np.exp(facts[f'{group}_median']))}"
+    if abs(facts[f"{group}_median"] - facts[f"{group}_last1"]) >= _LEAST:
+        text += f", the newest {duration_words(last)}"
+    return text
+
+
+def _request(facts: Facts, _: str) -> str:
+    sizes = (
+        [("gpus", "GPU"), ("nodes", "node")] if _count(facts["asked_gpus"]) else [("cpus", "CPU"), ("nodes", "node")]
+    )
+    asked = [_counted(_count(facts[f"asked_{name}"]), noun) for name, noun in sizes if _count(facts[f"asked_{name}"])]
+    limit = f"up to {duration_words(np.exp(facts['asked_limit']))}" if _is_known(facts["asked_limit"]) else "no limit"
+    return f"asks for {' on '.join(asked) or 'no known size'}, {limit}"
+
+
+def _same(facts: Facts, user: str) -> str:
+    if _count(facts["family_count"]):
+        return _newest(facts, "family", f"of this name by {user}")
+    if _count(facts["key_count"]):
+        return _newest(facts, "key", f"of this size and limit by {user}")
+    return f"no run of this size and limit by {user} has ended yet"
+
+
+def _user(facts: Facts, user: str) -> str:
+    return _newest(facts, "user", f"by {user}") if _count(facts["user_count"]) else f"no run by {user} has ended yet"
+
+
+def _alike(facts: Facts, user: str) -> str:
+    if not _is_known(facts["kernel_q45"]):
+        return f"no run by {user} has ended that it could be compared with"
+    low, high = (duration_words(np.exp(facts[f"kernel_q{level}"])) for level in ("25", "75"))
+    middle = duration_words(np.exp((facts["kernel_q45"] + facts["kernel_q55"]) / 2))
+    spread = "" if low == high else f", half of them between {low} and {high}"
+    return f"the runs by {user} most like it took {middle}{spread}"
+
+
+def _siblings(facts: Facts, user: str) -> str:
+    for group, which in (("key", " of this size and limit"), ("user", "")):
+        running = facts[f"started_{group}_running"]
+        if running > 0:
+            longest = duration_words(np.exp(facts[f"started_{group}_elapsed_high"]))
+            has = "has run" if running == 1 else "have run, the longest"
+            return f"{_counted(round(running), 'job')}{which} by {user} {has} for {longest} and not ended"
+    return f"no other job by {user} is running"
+
+
+def _others(facts: Facts, _: str) -> str:
+    for group, whose in (("shape", "of this size and limit by anyone"), ("queue", "in this queue")):
+        if _count(facts[f"{group}_count"]):
+            return _newest(facts, group, whose)
+    return _newest(facts, "all", "by anyone") if _count(facts["all_count"]) else "no run has ended here yet"
+
+
+def _chain(facts: Facts, user: str) -> str:
+    if facts["chain_bad_run"] > 0:
+        ended = round(facts["chain_bad_run"])
+        return f"the last {'run' if ended == 1 else f'{ended} runs'} by {user} ended badly"
+    submits, seen = _count(facts["chain_submits_1h"]), min(_count(facts["user_count"]), RECENT)
+    if submits:
+        return f"{user} submitted {_counted(submits, 'job')} in the hour before"
+    bad = round(facts["user_bad"] * seen) if _is_known(facts["user_bad"]) else 0
+    return f"{bad} of the last {seen} runs by {user} ended badly, and none was submitted in the hour before"
+
+
+def _calendar(facts: Facts, _: str) -> str:
+    minutes = round(facts["asked_hour"] * 60) % 1440
+    return f"submitted on {_DAYS[int(facts['asked_weekday']) % 7]} at {minutes // 60:02d}:{minutes % 60:02d} UTC"
+
+
+def _middle(_: Facts, __: str) -> str:
+    return "what may come of it is spread widely, which shifts the middle"
+
+
+def _correction(_: Facts, __: str) -> str:
+    return "correction learnt from how forecasts of ended jobs were off"
+
+
+_FACTS: dict[str, Callable[[Facts, str], str]] = {
+    "request": _request, "same": _same, "user": _user, "alike": _alike, "siblings": _siblings, "others": _others,
+    "chain": _chain, "calendar": _calendar, "middle": _middle, "correction": _correction,
+}  # fmt: skip
