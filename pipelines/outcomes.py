@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from math import isfinite
+from pathlib import Path
 
 import polars as pl
 
@@ -24,6 +26,7 @@ from models.outcomes import LANDMARKS_S, join_outcomes
 from models.promotion import DRAWS, Interval
 from pipelines.job_history import read_jobs
 from pipelines.store import Reader, Store, Writer
+from scheduler_hints.outcome_gauges import OutcomesWord, write_word
 
 SPAN = timedelta(days=7)
 MAX_JOBS = 20_000  # of a week that are judged, drawn by a hash of their ids
@@ -31,6 +34,10 @@ INPUTS_TASK = "inputs"
 _TASKS = {"failure": "job_failure"}  # kind → task, where the names differ
 _AHEAD = timedelta(days=16)  # demand is forecast two weeks ahead
 _INSTANT = timedelta(microseconds=1)
+_SHOWN = {
+    "runtime": ("male", "male_ratio", "coverage_80"), "remaining": ("male", "male_ratio", "coverage_80"),
+    "wait": ("male", "male_ratio", "coverage_80", "churn_moved_share"), "failure": ("brier", "brier_ratio", "ece"),
+}  # fmt: skip
 
 
 @dataclass
@@ -44,6 +51,8 @@ class OutcomesReport:
         judged: Kind → outcomes judged.
         covered: How many of the jobs that ended had a published runtime, in words: one that starts at once has none.
         verdicts: What is to be thought of it.
+        until: End of the span.
+        figures: The main figures by name, for `/metrics`.
         error: Why there are no figures.
     """
 
@@ -54,6 +63,8 @@ class OutcomesReport:
     judged: dict[str, int] = field(default_factory=dict)
     covered: str | None = None
     verdicts: list[Verdict] = field(default_factory=list)
+    until: datetime | None = None
+    figures: dict[str, float] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -96,6 +107,7 @@ def score_outcomes(store: Store, cluster: str, now: datetime, *, seed: int = 1, 
         found["wait"].scores += churn_scores(waits)
     found["demand"] = judge_demand(demand, jobs, begin, until, draws=draws, seed=seed)
     shifts = input_shifts(history, microseconds(begin), microseconds(until))
+    report.until, report.figures = until, _figures(found, shifts)
     report.verdicts = verdicts(found["runtime"], shifts)
     report.judged = {kind: outcome.rows for kind, outcome in found.items()}
     _count(report, jobs, begin, until, found["runtime"])
@@ -108,6 +120,28 @@ def score_outcomes(store: Store, cluster: str, now: datetime, *, seed: int = 1, 
 
     report.rows, report.scores = store.transact(keep, purpose="keeping outcomes of forecasts")
     return report
+
+
+def publish_outcomes(published: Path, report: OutcomesReport) -> None:
+    """Leave checks and main figures where the hints API finds them for `/metrics`.
+
+    Raises:
+        OSError: They could not be written; those of the night before stay.
+    """
+    if report.until is not None:
+        checks = {verdict.name: verdict.passed for verdict in report.verdicts if verdict.is_judged}
+        write_word(published, report.cluster, OutcomesWord(report.until, checks, report.figures))
+
+
+def _figures(found: dict[str, KindOutcome], shifts: list[Shift]) -> dict[str, float]:
+    figures = {f"inputs_psi_{shift.name}": shift.value for shift in shifts}
+    for kind, metrics in _SHOWN.items():
+        outcome = found[kind]
+        for metric in metrics:
+            interval = outcome.find(metric, outcome.best_baseline if metric.endswith("_ratio") else "")
+            if interval is not None:
+                figures[f"{kind}_{metric}"] = interval.value
+    return {name: round(value, 6) for name, value in figures.items() if isfinite(value)}
 
 
 def _count(report: OutcomesReport, jobs: pl.DataFrame, begin: datetime, until: datetime, runtime: KindOutcome) -> None:

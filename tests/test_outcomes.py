@@ -21,6 +21,9 @@ from pipelines.definitions import build_definitions
 from pipelines.outcomes import score_outcomes, verdict_of
 from pipelines.settings import parse_settings
 from pipelines.steps import score_outcomes_of
+from scheduler_hints.metrics import Metrics
+from scheduler_hints.outcome_gauges import OutcomesWord, outcomes_path, write_word
+from scheduler_hints.reloader import ShardStore
 from tests.pipelines_world import START, job, jobs_frame, seconds
 from tests.store_child import open_store
 
@@ -314,8 +317,8 @@ def test_a_night_joins_scores_and_keeps_the_same_at_every_run(store):
     assert store.query("SELECT count(DISTINCT ts) AS n FROM out_scores")["n"][0] == 2
 
 
-def test_an_empty_and_a_tiny_cluster_say_too_few(store):
-    settings = parse_settings({"clusters": {"alpha": {}}}, {})
+def test_an_empty_and_a_tiny_cluster_say_too_few(store, tmp_path):
+    settings = parse_settings({"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {}}}, {})
     empty = score_outcomes_of(store, settings, "alpha", UNTIL + timedelta(hours=2))
     assert (empty.error, empty.rows, empty.scores) == (None, 0, 0)
     assert all("too few" in verdict.words and verdict.passed for verdict in empty.verdicts)
@@ -328,6 +331,33 @@ def test_an_empty_and_a_tiny_cluster_say_too_few(store):
     assert "too few" in verdict_of(tiny, "runtime_calibrated").words
     with pytest.raises(KeyError, match="runtime_beats_baseline"):
         verdict_of(tiny, "weather")
+
+
+def looked_at(published, *clusters):
+    shards = ShardStore(published, clusters)
+    shards.refresh()
+    return shards
+
+
+def test_a_damaged_word_of_a_night_is_passed_over_and_a_removed_one_forgotten(tmp_path):
+    write_word(tmp_path, "alpha", OutcomesWord(UNTIL, {"inputs_stable": False}, {"runtime_male": 0.5}))
+    shards = looked_at(tmp_path, "alpha")
+    assert 'weatherglass_outcomes_check_passed{check="inputs_stable",cluster="alpha"} 0.0' in told_by(shards)
+    assert "weatherglass_outcomes_figure{" not in told_by(shards, "beta")  # who may not see a cluster sees none of it
+    outcomes_path(tmp_path, "alpha").write_text('{"until": "yesterday"}')
+    assert shards.refresh()
+    assert 'figure="runtime_male"' not in told_by(shards)
+    write_word(tmp_path, "alpha", OutcomesWord(UNTIL, {}, {"runtime_male": 0.5}))
+    assert shards.refresh()
+    assert 'figure="runtime_male"} 0.5' in told_by(shards)
+    outcomes_path(tmp_path, "alpha").unlink()
+    assert shards.refresh()
+    assert not shards.refresh()
+    assert 'figure="runtime_male"' not in told_by(shards)
+
+
+def told_by(shards, cluster="alpha"):
+    return Metrics(shards).render([cluster]).decode()
 
 
 def test_dagster_shows_the_asset_and_its_checks(tmp_path):
@@ -361,5 +391,13 @@ def test_dagster_shows_the_asset_and_its_checks(tmp_path):
     assert "beta" not in checks["runtime_calibrated"].description
     assert checks["inputs_stable"].passed
     assert "beta: too few" in checks["inputs_stable"].description
+    shown = Metrics(looked_at(tmp_path / "state" / "published", "alpha", "beta")).render(["alpha", "beta"]).decode()
+    assert 'weatherglass_outcomes_check_passed{check="runtime_calibrated",cluster="alpha"} 0.0' in shown
+    assert 'weatherglass_outcomes_check_passed{check="inputs_stable",cluster="alpha"} 1.0' in shown
+    assert 'check="inputs_stable",cluster="beta"' not in shown  # too few: neither passed nor failed
+    assert 'weatherglass_outcomes_figure{cluster="alpha",figure="runtime_male_ratio"}' in shown
+    name = 'weatherglass_outcomes_until_timestamp_seconds{cluster="beta"}'
+    [until] = [line for line in shown.splitlines() if line.startswith(name)]
+    assert float(until.split()[1]) == midnight.timestamp()
     [made] = result.get_asset_materialization_events()
     assert made.materialization.metadata["dagster/row_count"].value > 1500
