@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.calibration import MIN_ROWS
-from models.drift import MIN_JOBS, Shift
+from models.drift import MIN_JOBS, MIN_WEEKS, Shift
 from models.outcome_scores import KindOutcome
 from models.promotion import COVERAGE_GUARD, MIN_BLOCKS
 
 NOMINAL = 0.80
-SHIFTED = 0.25  # the index from which inputs are commonly held to be another population
+SHIFTED = 0.25  # the index from which inputs are commonly held to be another population; weeks of a cluster reach it
+MARGIN_RATIO = 1.25  # so that much over the highest of the weeks before it is also needed
 VERDICTS = ("runtime_calibrated", "runtime_beats_baseline", "inputs_stable")
 _INPUT_WORDS = {
     "limit": "time limits", "size": "sizes", "queue": "queues", "key_seen": "share of jobs like earlier ones",
@@ -93,14 +94,21 @@ def beats_baseline(runtime: KindOutcome) -> Verdict:
 def stable(shifts: Sequence[Shift]) -> Verdict:
     """Whether the jobs of the newest week ask for what those before it asked for.
 
-    An input has shifted when its index is 0.25 or more and above that of every week before.
+    An input has shifted when its index is 0.25 or more and a quarter above that of every week before. With too few
+    weeks before it nothing is said: 0.25 by itself is reached in most weeks of a cluster.
     """
     name = "inputs_stable"
     if not shifts:
         words = f"too few jobs to tell: {MIN_JOBS} in the newest week and {MIN_JOBS} before it are needed"
         return Verdict(name, True, words, is_judged=False)
-    moved = [shift for shift in shifts if shift.value >= SHIFTED and shift.value > (shift.usual or 0.0)]
-    shown = moved or shifts
+    judged = [shift for shift in shifts if shift.usual is not None]
+    if not judged:
+        words = (
+            f"too few weeks to tell how far weeks differ: {MIN_WEEKS} of {MIN_JOBS} jobs before the newest are needed"
+        )
+        return Verdict(name, True, words, is_judged=False)
+    moved = [shift for shift in judged if shift.value >= SHIFTED and shift.value > MARGIN_RATIO * (shift.usual or 0.0)]
+    shown = moved or judged
     said = ", ".join(f"{_INPUT_WORDS[shift.name]} {_index(shift)}" for shift in shown)
     if not moved:
         return Verdict(name, True, f"stability index of the newest week, {shifts[0].jobs:,} jobs: {said}")
@@ -113,8 +121,7 @@ def stable(shifts: Sequence[Shift]) -> Verdict:
 
 
 def _index(shift: Shift) -> str:
-    usual = "no week to compare" if shift.usual is None else f"weeks before up to {shift.usual:.2f}"
-    return f"{shift.value:.2f} ({usual})"
+    return f"{shift.value:.2f} (weeks before up to {shift.usual:.2f})"
 
 
 def _too_few(name: str, outcome: KindOutcome) -> Verdict:

@@ -18,6 +18,7 @@ from models.outcome_scores import KindOutcome, judge_outcomes
 from models.outcome_verdicts import VERDICTS, beats_baseline, stable, verdicts
 from models.outcomes import join_outcomes
 from pipelines.definitions import build_definitions
+from pipelines.outcome_report import print_outcomes
 from pipelines.outcomes import score_outcomes, verdict_of
 from pipelines.settings import parse_settings
 from pipelines.steps import score_outcomes_of
@@ -251,8 +252,12 @@ def test_inputs_of_a_steady_cluster_are_stable_and_new_limits_are_seen(steady):
 
 def test_a_week_that_differs_no_more_than_weeks_do_is_no_shift():
     assert stable([Shift("size", 0.6, 0.9, 500, 5000)]).passed
+    assert stable([Shift("size", 0.6, 0.5, 500, 5000)]).passed
     assert not stable([Shift("size", 0.6, 0.4, 500, 5000)]).passed
-    assert not stable([Shift("size", 0.6, None, 500, 5000)]).passed
+    young = stable([Shift("size", 0.6, None, 500, 5000)])
+    assert young.passed
+    assert not young.is_judged
+    assert "too few weeks" in young.words
     assert stable([Shift("size", 0.2, 0.1, 500, 5000)]).passed
 
 
@@ -331,6 +336,13 @@ def test_an_empty_and_a_tiny_cluster_say_too_few(store, tmp_path):
     assert "too few" in verdict_of(tiny, "runtime_calibrated").words
     with pytest.raises(KeyError, match="runtime_beats_baseline"):
         verdict_of(tiny, "weather")
+
+
+def test_the_command_prints_each_verdict(tmp_path, capsys):
+    print_outcomes(parse_settings({"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {}}}, {}), None)
+    said = capsys.readouterr().out
+    assert said.startswith("alpha: 0 jobs started or ended, 0 scores kept\n")
+    assert all(f"  {name} not judged: too few" in said for name in VERDICTS)
 
 
 def looked_at(published, *clusters):

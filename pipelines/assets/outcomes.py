@@ -19,7 +19,7 @@ TABLE = "out_outcomes"
 _PROMISES = {
     "runtime_calibrated": "The 10–90 % interval of published runtimes held about as often as it says (80 %, ±10 %).",
     "runtime_beats_baseline": "Published runtimes were not worse than the best baseline known at the same moment.",
-    "inputs_stable": "Jobs of the newest week ask for what those of the weeks before asked for (index under 0.25).",
+    "inputs_stable": "Jobs of the newest week ask for what those of the weeks before asked for, as far as weeks do.",
 }
 
 
