@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from pipelines.commands import CommandError
-from pipelines.compose import clusters_of, open_store
+from pipelines.compose import CommandError, clusters_of, open_store
 from pipelines.settings import Settings
 from pipelines.steps import score_outcomes_of
 from pipelines.words import counted, without_name

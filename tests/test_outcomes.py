@@ -18,14 +18,16 @@ from models.outcome_scores import KindOutcome, judge_outcomes
 from models.outcome_verdicts import VERDICTS, beats_baseline, stable, verdicts
 from models.outcomes import join_outcomes
 from pipelines.definitions import build_definitions
+from pipelines.job_history import ingest_jobs
 from pipelines.outcome_report import print_outcomes
 from pipelines.outcomes import score_outcomes, verdict_of
+from pipelines.publish import publish_jobs
 from pipelines.settings import parse_settings
 from pipelines.steps import score_outcomes_of
 from scheduler_hints.metrics import Metrics
 from scheduler_hints.outcome_gauges import OutcomesWord, outcomes_path, write_word
 from scheduler_hints.reloader import ShardStore
-from tests.pipelines_world import START, job, jobs_frame, seconds
+from tests.pipelines_world import START, Queue, job, jobs_frame, seconds
 from tests.store_child import open_store
 
 DAY_S = 86_400
@@ -343,6 +345,26 @@ def test_the_command_prints_each_verdict(tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.startswith("alpha: 0 jobs started or ended, 0 scores kept\n")
     assert all(f"  {name} not judged: too few" in said for name in VERDICTS)
+
+
+def test_what_publish_keeps_is_what_a_night_joins(store, tmp_path):
+    settings = parse_settings({"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {}}}, {})
+    queue = Queue(job("p", 0, state="PENDING", nodes=()))
+    ingest_jobs(store, queue, "alpha", START + seconds(20))
+    publish_jobs(store, queue, settings, "alpha", START + seconds(20))
+    queue.rows = [job("p", 0, 300, state="RUNNING", seen_s=400)]
+    publish_jobs(store, queue, settings, "alpha", START + seconds(400))
+    queue.rows = [job("p", 0, 300, 900, seen_s=1000)]
+    ingest_jobs(store, queue, "alpha", START + seconds(1000))
+    score_outcomes(store, "alpha", START + timedelta(days=1))
+    found = store.query("SELECT forecast, landmark_s, actual_s, state FROM out_outcomes ORDER BY ALL")
+    assert found.rows() == [
+        ("failure", 0, None, "COMPLETED"),
+        ("remaining", 0, 500.0, "COMPLETED"),
+        ("remaining", 60, 500.0, "COMPLETED"),
+        ("runtime", 0, 600.0, "COMPLETED"),
+        ("wait", 0, 280.0, "COMPLETED"),
+    ]
 
 
 def looked_at(published, *clusters):
