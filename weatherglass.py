@@ -282,6 +282,19 @@ def backtest(kind: str, jobs: Path, out: Path, seed: int, threads: int, refit_da
     run_backtest(kind, jobs, out, seed=seed, threads=threads, refit_days=refit_days)
 
 
+@cli.command(epilog=_example("weatherglass outcomes", "weatherglass outcomes --cluster prod"))
+@_cluster
+def outcomes(cluster: str | None) -> None:
+    """Score published forecasts by what came.
+
+    Of the last seven full days, as every night: whether runtimes were calibrated and better than the best baseline,
+    and whether jobs still ask for what they used to.
+    """
+    from pipelines.outcome_report import print_outcomes
+
+    print_outcomes(_settings(), cluster)
+
+
 _LLAMA = "--layers 32 --hidden 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --seq 8192"
 
 

@@ -8,6 +8,7 @@ import dagster as dg
 from pipelines.assets.demand import publish_out_demand
 from pipelines.assets.derived import DERIVED
 from pipelines.assets.ingest import ingest_jobs, ingest_progress, ingest_samples, ingest_scheduler
+from pipelines.assets.outcomes import out_outcomes
 from pipelines.assets.published import NOWCAST, PUBLISHED
 from pipelines.assets.trained import MODELS, out_scores
 from pipelines.checks import CHECKS
@@ -36,6 +37,7 @@ def build_definitions(config_path: str = "") -> dg.Definitions:
             *DERIVED,
             *MODELS,
             out_scores,
+            out_outcomes,
             *PUBLISHED,
             publish_out_demand,
             NOWCAST,

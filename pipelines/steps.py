@@ -21,6 +21,7 @@ from pipelines.ingest import Ingested, ingest_telemetry
 from pipelines.job_history import JobsIngested, ingest_jobs
 from pipelines.job_progress import ProgressIngested, ingest_progress
 from pipelines.labels import derive_labels
+from pipelines.outcomes import OutcomesReport, publish_outcomes, score_outcomes
 from pipelines.publish import Published, load_journal, publish_jobs, publish_node_risks
 from pipelines.retrain import TASKS, Retrained, retrain_task
 from pipelines.scheduler import SchedulerIngested, ingest_scheduler
@@ -251,6 +252,18 @@ def retrain_of(store: Store, settings: Settings, cluster: str, task: str, now: d
     """Train one task of one cluster."""
     found, error = _guarded(cluster, f"training {task}", lambda: retrain_task(store, settings, cluster, task, now))
     return found or Retrained(cluster, task, error=error)
+
+
+def score_outcomes_of(store: Store, settings: Settings, cluster: str, now: datetime) -> OutcomesReport:
+    """Published forecasts of one cluster beside what came."""
+
+    def work() -> OutcomesReport:
+        report = score_outcomes(store, cluster, now, seed=settings.training.seed)
+        publish_outcomes(settings.published, report)
+        return report
+
+    found, error = _guarded(cluster, "scoring outcomes", work)
+    return found or OutcomesReport(cluster, error=error)
 
 
 def _guarded(cluster: str, what: str, work: Callable[[], T]) -> tuple[T | None, str | None]:

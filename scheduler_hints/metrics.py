@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from scheduler_hints.gauges import MAX_GAUGES, render
+from scheduler_hints.outcome_gauges import outcome_gauges
 from scheduler_hints.reloader import ShardStore
 from scheduler_hints.schema import KINDS
 from scheduler_hints.shards import State
@@ -40,7 +41,14 @@ class Metrics:
         self.truncated += left_out
         registry = CollectorRegistry(auto_describe=False)
         registry.register(
-            _Collector([*self._own(now_s), *_freshness(state, clusters, now_s), _nowcast_problems(state, clusters)])
+            _Collector(
+                [
+                    *self._own(now_s),
+                    *_freshness(state, clusters, now_s),
+                    _nowcast_problems(state, clusters),
+                    *outcome_gauges(state.outcomes, clusters),
+                ]
+            )
         )
         ProcessCollector(registry=registry)
         return generate_latest(registry) + hints.encode()

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from scheduler_hints import snapshot
+from scheduler_hints.outcome_gauges import OutcomesWord, decode_word, outcomes_path
 from scheduler_hints.schema import KINDS
 from scheduler_hints.shards import Key, Shard, State, load_shard
 
@@ -77,18 +78,20 @@ class ShardStore:
         """
         with self._lock:
             shards, problems = dict(self.state.shards), dict(self.state.problems)
-            nowcast = dict(self.state.nowcast)
+            nowcast, outcomes = dict(self.state.nowcast), dict(self.state.outcomes)
             is_changed = False
             for cluster in self.clusters:
                 for kind in KINDS:
                     is_changed |= self._refresh_shard(cluster, kind, shards, problems)
                 is_changed |= self._refresh_nowcast(cluster, nowcast)
+                is_changed |= self._refresh_outcomes(cluster, outcomes)
             if is_changed:
                 self.state = replace(
                     self.state,
                     shards=shards,
                     problems=problems,
                     nowcast=nowcast,
+                    outcomes=outcomes,
                     generation=self.state.generation + 1,
                 )
             self.checked_s = self.clock()
@@ -163,6 +166,23 @@ class ShardStore:
                 nowcast[cluster] = msgspec.Raw(data)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self._log_once((cluster, "nowcast-status"), f"{path}: not a JSON object: {error}")
+        return True
+
+    def _refresh_outcomes(self, cluster: str, outcomes: dict[str, OutcomesWord]) -> bool:
+        path = outcomes_path(self.published, cluster)
+        try:
+            is_changed, data = self._changed(path)
+        except snapshot.SnapshotError as error:
+            self._log_once((cluster, "outcomes"), str(error))
+            return outcomes.pop(cluster, None) is not None
+        if not is_changed:
+            return False
+        outcomes.pop(cluster, None)
+        if data is not None and len(data) <= MAX_STATUS_BYTES:
+            try:
+                outcomes[cluster] = decode_word(data)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                self._log_once((cluster, "outcomes"), f"{path}: not what a night leaves: {error}")
         return True
 
     def start(self, period_s: float = PERIOD_S) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from scheduler_hints import snapshot
 from scheduler_hints.gauges import Gauges, gauges_of
+from scheduler_hints.outcome_gauges import OutcomesWord
 from scheduler_hints.schema import SHAPES, Snapshot
 
 _BATCH = 64
@@ -94,6 +95,7 @@ class State:
         shards: Those that could be read, expired ones included.
         problems: Why the others could not.
         nowcast: Raw JSON of each nowcast's own status file.
+        outcomes: What the newest night said of each cluster's published forecasts.
         generation: Rises with each change.
         without_scheduler: Clusters for which no scheduler is configured.
     """
@@ -101,6 +103,7 @@ class State:
     shards: Mapping[Key, Shard] = field(default_factory=dict)
     problems: Mapping[Key, str] = field(default_factory=dict)
     nowcast: Mapping[str, msgspec.Raw] = field(default_factory=dict)
+    outcomes: Mapping[str, OutcomesWord] = field(default_factory=dict)
     generation: int = 0
     without_scheduler: frozenset[str] = frozenset()
 

@@ -1,0 +1,133 @@
+"""What the figures of published forecasts say, in plain sentences with numbers and what to do.
+
+Here belong thresholds and words; not the figures (`models/outcome_scores.py`, `models/drift.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.calibration import MIN_ROWS
+from models.drift import MIN_JOBS, MIN_WEEKS, Shift
+from models.outcome_scores import KindOutcome
+from models.promotion import COVERAGE_GUARD, MIN_BLOCKS
+
+NOMINAL = 0.80
+SHIFTED = 0.25  # the index from which inputs are commonly held to be another population; weeks of a cluster reach it
+MARGIN_RATIO = 1.25  # so that much over the highest of the weeks before it is also needed
+VERDICTS = ("runtime_calibrated", "runtime_beats_baseline", "inputs_stable")
+_INPUT_WORDS = {
+    "limit": "time limits", "size": "sizes", "queue": "queues", "key_seen": "share of jobs like earlier ones",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One statement about a cluster.
+
+    Attributes:
+        name: One of `VERDICTS`.
+        passed: Nothing is to be done; also where too few outcomes say anything.
+        words: A sentence with the figures, and what to do where it did not pass.
+        is_judged: There was enough to judge by.
+    """
+
+    name: str
+    passed: bool
+    words: str
+    is_judged: bool = True
+
+
+def verdicts(runtime: KindOutcome, shifts: Sequence[Shift]) -> list[Verdict]:
+    """What is to be thought of a week of published runtimes and of the jobs that came."""
+    return [calibrated(runtime), beats_baseline(runtime), stable(shifts)]
+
+
+def calibrated(runtime: KindOutcome) -> Verdict:
+    """Whether the 10–90 % interval of runtimes held about as often as it says.
+
+    It fails when coverage is out of the guard of promotion (±0.10) and its 95 % interval does not reach nominal.
+    """
+    name = "runtime_calibrated"
+    coverage = runtime.find("coverage_80")
+    if coverage is None:
+        return _too_few(name, runtime)
+    said = f"{coverage.value:.0%} of {runtime.rows:,} runtimes lay in their 10–90 % interval, nominal {NOMINAL:.0%}"
+    low, high = _ends(coverage.low, coverage.high, coverage.value)
+    is_off = abs(coverage.value - NOMINAL) > COVERAGE_GUARD and not low <= NOMINAL <= high
+    if not is_off:
+        return Verdict(name, True, said)
+    way = "too narrow" if coverage.value < NOMINAL else "too wide"
+    return Verdict(
+        name, False,
+        f"{said}: intervals are {way}. What a plan fits into gaps by is off; retrain (`weatherglass retrain --task "
+        "runtime`), and if tomorrow's figure is no better, roll back with `weatherglass models rollback`.",
+    )  # fmt: skip
+
+
+def beats_baseline(runtime: KindOutcome) -> Verdict:
+    """Whether published runtimes are no worse than the best baseline; fails when the interval is above one."""
+    name = "runtime_beats_baseline"
+    ratio, own = runtime.find("male_ratio", runtime.best_baseline), runtime.find("male")
+    other = runtime.find("male", runtime.best_baseline)
+    if ratio is None or own is None or other is None:
+        return _too_few(name, runtime)
+    said = (
+        f"error of the median {own.value:.3f} against {other.value:.3f} of {runtime.best_baseline}, mean |ln ratio| "
+        f"over {runtime.rows:,} runtimes: {abs(1 - ratio.value):.1%} {'better' if ratio.value <= 1 else 'worse'}"
+    )
+    if ratio.low is None or ratio.high is None:
+        words = f"{said}; too few days and users to tell ({ratio.blocks} of {MIN_BLOCKS})"
+        return Verdict(name, True, words, is_judged=False)
+    said += f" (95 %: ratio {ratio.low:.3f} to {ratio.high:.3f})"
+    if ratio.low <= 1.0:
+        return Verdict(name, True, said)
+    versions = ", ".join(runtime.versions)
+    return Verdict(
+        name, False,
+        f"{said}: what was published ({versions}) is worse than repeating the last runtimes. Roll back with "
+        "`weatherglass models rollback`, and look at what changed in jobs that day.",
+    )  # fmt: skip
+
+
+def stable(shifts: Sequence[Shift]) -> Verdict:
+    """Whether the jobs of the newest week ask for what those before it asked for.
+
+    An input has shifted when its index is 0.25 or more and a quarter above that of every week before. With too few
+    weeks before it nothing is said: 0.25 by itself is reached in most weeks of a cluster.
+    """
+    name = "inputs_stable"
+    if not shifts:
+        words = f"too few jobs to tell: {MIN_JOBS} in the newest week and {MIN_JOBS} before it are needed"
+        return Verdict(name, True, words, is_judged=False)
+    judged = [shift for shift in shifts if shift.usual is not None]
+    if not judged:
+        words = (
+            f"too few weeks to tell how far weeks differ: {MIN_WEEKS} of {MIN_JOBS} jobs before the newest are needed"
+        )
+        return Verdict(name, True, words, is_judged=False)
+    moved = [shift for shift in judged if shift.value >= SHIFTED and shift.value > MARGIN_RATIO * (shift.usual or 0.0)]
+    shown = moved or judged
+    said = ", ".join(f"{_INPUT_WORDS[shift.name]} {_index(shift)}" for shift in shown)
+    if not moved:
+        return Verdict(name, True, f"stability index of the newest week, {shifts[0].jobs:,} jobs: {said}")
+    return Verdict(
+        name, False,
+        f"the newest week's jobs differ from those before ({moved[0].jobs:,} against {moved[0].reference_jobs:,}): "
+        f"stability index {said}. Forecasts learnt from other jobs: watch runtime_calibrated, and retrain once a "
+        "week of the new jobs has ended.",
+    )  # fmt: skip
+
+
+def _index(shift: Shift) -> str:
+    return f"{shift.value:.2f} (weeks before up to {shift.usual:.2f})"
+
+
+def _too_few(name: str, outcome: KindOutcome) -> Verdict:
+    words = f"too few outcomes to tell: {outcome.rows} published runtimes were followed by an end, {MIN_ROWS} needed"
+    return Verdict(name, True, words, is_judged=False)
+
+
+def _ends(low: float | None, high: float | None, value: float) -> tuple[float, float]:
+    return (value if low is None else low), (value if high is None else high)

@@ -1,0 +1,67 @@
+"""Asset of the outcomes of published forecasts, joined and scored every night, with the checks that raise an alert.
+
+The checks do not hold anything back: what is published stays published, and a person decides. The steps are in
+`pipelines/outcomes.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import dagster as dg
+
+from models.outcome_verdicts import VERDICTS
+from pipelines.asset_metadata import figures, rows, table_spec
+from pipelines.assets.outcome import ANSWERS, answers
+from pipelines.outcomes import OutcomesReport, verdict_of
+from pipelines.resources import Weatherglass
+from pipelines.steps import score_outcomes_of
+
+TABLE = "out_outcomes"
+_PROMISES = {
+    "runtime_calibrated": "The 10–90 % interval of published runtimes held about as often as it says (80 %, ±10 %).",
+    "runtime_beats_baseline": "Published runtimes were not worse than the best baseline known at the same moment.",
+    "inputs_stable": "Jobs of the newest week ask for what those of the weeks before asked for, as far as weeks do.",
+}
+
+
+@dg.multi_asset(
+    name=f"join_{TABLE}",
+    specs=[table_spec(TABLE, "trained", deps=["out_job_forecasts", "out_demand", "core_jobs"], fresh_s=2 * 86_400.0)],
+    check_specs=[
+        dg.AssetCheckSpec(ANSWERS, asset=TABLE, description="Outcomes could be scored for every cluster."),
+        *(dg.AssetCheckSpec(name, asset=TABLE, description=_PROMISES[name]) for name in VERDICTS),
+    ],
+)
+def out_outcomes(
+    context: dg.AssetExecutionContext, weatherglass: Weatherglass
+) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+    """Published forecasts of the last seven full days beside what came."""
+    now, store = weatherglass.now(), weatherglass.store()
+    reports = [score_outcomes_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
+    metadata = {
+        **rows(sum(report.rows for report in reports)),
+        **figures(reports, ["jobs", "scores", "judged", "covered", "error"]),
+    }
+    yield dg.MaterializeResult(asset_key=TABLE, metadata=metadata)
+    yield answers(context, TABLE, reports)
+    for name in VERDICTS:
+        yield told(context, name, reports)
+
+
+def told(context: dg.AssetExecutionContext, name: str, reports: Sequence[OutcomesReport]) -> dg.AssetCheckResult:
+    """One verdict over all clusters: those that did not pass come first, each in its own words."""
+    found = {report.cluster: verdict_of(report, name) for report in reports}
+    failed = {cluster: verdict.words for cluster, verdict in found.items() if not verdict.passed}
+    for cluster, words in failed.items():
+        context.log.warning(f"{cluster}: {name}: {words}")
+    shown = failed or {cluster: verdict.words for cluster, verdict in found.items()}
+    return dg.AssetCheckResult(
+        asset_key=TABLE,
+        check_name=name,
+        passed=not failed,
+        severity=dg.AssetCheckSeverity.WARN,
+        metadata={
+            "judged": sum(verdict.is_judged for verdict in found.values()),
+            "clusters": dg.MetadataValue.json({cluster: verdict.words for cluster, verdict in found.items()}),
+        },
+        description="; ".join(f"{cluster}: {words}" for cluster, words in shown.items()) or "no cluster",
+    )

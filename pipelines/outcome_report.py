@@ -1,0 +1,34 @@
+"""The printed form of what a night says of published forecasts, for the command line.
+
+The figures come from `pipelines/outcomes.py`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from pipelines.compose import CommandError, clusters_of, open_store
+from pipelines.settings import Settings
+from pipelines.steps import score_outcomes_of
+from pipelines.words import counted, without_name
+
+
+def print_outcomes(settings: Settings, cluster: str | None) -> None:
+    """Join published forecasts to what came, keep and print what is to be thought of them.
+
+    Raises:
+        CommandError: The outcomes of a cluster could not be scored; the others were.
+    """
+    errors = []
+    with open_store(settings) as store:
+        for name in clusters_of(settings, cluster):
+            report = score_outcomes_of(store, settings, name, datetime.now(UTC))
+            if report.error:
+                errors.append(f"{name}: {without_name(name, report.error)}")
+                continue
+            print(f"{name}: {counted(report.jobs, 'job')} started or ended, {counted(report.scores, 'score')} kept")
+            for verdict in report.verdicts:
+                fate = "not judged" if not verdict.is_judged else "passes" if verdict.passed else "FAILS"
+                print(f"  {verdict.name} {fate}: {verdict.words}", flush=True)
+    if errors:
+        raise CommandError("\n".join(errors))
