@@ -784,8 +784,10 @@ def test_ticks_and_log_hold_what_prometheus_holds(
     wait_until(lambda: source.latest().gpu.height == 4, 10)
     ticks = []
     for _ in range(6):
-        time.sleep(0.3)
+        since = source.latest().gpu["ts"].min()
+        wait_until(lambda since=since: source.latest().gpu["ts"].min() > since, 10, what="a newer tick")
         ticks.append(source.latest())
+    wait_until(lambda: len(raw_of(server, begin_ms, now_ms())) > 60 * len(NAMES), 60, what="60 samples of each name")
     pages.pages["/n2"] = (500, "text/plain", "down")
     wait_until(lambda: source.latest().gpu["node"].unique().to_list() == ["n1"], 5, what="n2 has ended")
     down = source.latest().node.filter(pl.col("node") == "n2")
@@ -897,7 +899,9 @@ def test_nothing_is_lost_or_doubled_when_either_end_is_killed(
         caught_up(now_ms())
         server.stop()
         server.start()
-        caught_up(max(now_ms() + 500, begin_ms + 14_000))  # four GPUs, five scrapes a second, with pauses
+        # As many as the bounds below ask for, however slowly this machine scrapes.
+        wait_until(lambda: len(raw_of(server, begin_ms, now_ms())) > 150 * len(NAMES), 120, what="150 samples of each name")
+        caught_up(now_ms())
         mark = ingested()
         end_ms = round(mark.timestamp() * 1000)
         stored = {key: got for key, got in logged(folder).items() if begin_ms <= int(key[-1]) < end_ms}
