@@ -873,7 +873,7 @@ def test_nothing_is_lost_or_doubled_when_either_end_is_killed(
     argv = [sys.executable, "-m", "tests.remote_write_child", str(folder), str(port)]
     reader = RemoteWriteSource("a", folder, port=0, exporter_interval_s=1, tick_s=0.5)
     store = Store.open(f"sqlite:{tmp_path}/catalogue.sqlite", str(tmp_path / "data"))
-    ingest = IngestSettings(window_s=2, overlap_s=1, lag_s=0.5, initial_history_s=4, max_windows_per_run=100)
+    ingest = IngestSettings(window_s=2, overlap_s=1, lag_s=0.5, initial_history_s=60, max_windows_per_run=100)
 
     def ingested() -> datetime:
         report = ingest_telemetry(store, reader, "a", ingest, datetime.now(UTC))
@@ -900,7 +900,8 @@ def test_nothing_is_lost_or_doubled_when_either_end_is_killed(
         server.stop()
         server.start()
         # As many as the bounds below ask for, however slowly this machine scrapes.
-        wait_until(lambda: len(raw_of(server, begin_ms, now_ms())) > 150 * len(NAMES), 120, what="150 samples of each name")
+        enough = 220 * len(NAMES)
+        wait_until(lambda: len(raw_of(server, begin_ms, now_ms())) > enough, 120, what="220 samples of each name")
         caught_up(now_ms())
         mark = ingested()
         end_ms = round(mark.timestamp() * 1000)
