@@ -59,7 +59,8 @@ that the exporter's labels name, at the time of the sample.
 
 No exporter tells how far a training job is. An application that wants it known exports the gauges under
 *applications* below, with a label `job_id` and, where every process has its own, `rank`; the phase is a label
-(`training_phase{phase="train"} 1`): startup, train, evaluation or checkpoint. The names are Weatherglass's own
+(`training_phase{phase="train"} 1`): startup, train, evaluation or checkpoint. With `training_max_steps` the time left
+is foreseen from the progress. The names are Weatherglass's own
 convention; others are mapped as below, a step time with `entity = "progress"`. Without a Prometheus the same is sent
 with `POST /v1/progress` (see api.md).
 

@@ -320,6 +320,7 @@ _COLUMNS: tuple[Column, ...] = (
     _c("high", F64, "Upper end of the 95 % interval of the score"),
     _c("rank", I32, "Process of a job, as its application numbers them; null: the job as a whole", "", 0, 10_000_000),
     _c("step", I64, "Training steps that are done, as the job reports it", "steps", 0, 2**53),
+    _c("max_steps", I64, "Training steps after which the job will be done, as it reports it", "steps", 1, 2**53),
     _c("loss", F64, "Loss of training, as the job reports it"),
     _c("phase", STR, f"What the job is at, as it reports it: {', '.join(PHASES)}"),
     _c("actor", STR, "Who acted"),
@@ -369,7 +370,13 @@ PORT_RATES = {
     "retransmits_total": "retransmits_per_s", "port_errors_total": "port_errors_per_s",
 }  # fmt: skip
 PORT_STATES = ("speed_bytes_per_s", "link_downed_total", "is_link_up")
-PROGRESS_QUANTITIES = ("step", "step_time_s", "loss", "phase")  # a row of a job's progress has one of them at least
+PROGRESS_QUANTITIES = (
+    "step",
+    "step_time_s",
+    "loss",
+    "phase",
+    "max_steps",
+)  # a row of a job's progress has one of them at least
 QUANTILES = (0.05, 0.10, 0.25, 0.50, 0.75, 0.80, 0.90, 0.95)
 QUANTILE_COLUMNS = tuple(f"q{round(q * 100):02d}_s" for q in QUANTILES)
 DEMAND_QUANTILE_COLUMNS = tuple(f"q{round(q * 100):02d}" for q in QUANTILES)
@@ -478,7 +485,8 @@ _TABLES: tuple[Table, ...] = (
     ),
     Table(
         "core_job_progress", "How far a job is at one time, in its own words",
-        ("ts", "cluster", "job_id", "rank", *PROGRESS_QUANTITIES, "source"), ("cluster", "job_id", "rank", "ts"), "ts",
+        ("ts", "cluster", "job_id", "rank", *PROGRESS_QUANTITIES, "source", "observed_at"),
+        ("cluster", "job_id", "rank", "ts"), "ts",
         ("job_id", "ts"), "minutes_days", ("rank",),
     ),
     Table(

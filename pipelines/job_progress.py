@@ -16,7 +16,7 @@ import msgspec
 import polars as pl
 from filelock import Timeout
 
-from features.vocabulary import schema
+from features.vocabulary import TIME, schema
 from pipelines.sources import SourceError
 from pipelines.store import Store, Writer
 from scheduler_hints.progress import read_progress, taken
@@ -43,8 +43,14 @@ class ProgressIngested:
     error: str | None = None
 
 
-def load_sent_progress(store: Store, published: Path, cluster: str) -> int:
+def load_sent_progress(store: Store, published: Path, cluster: str, now: datetime | None = None) -> int:
     """Bring what applications sent into the store; files are removed once their rows are in.
+
+    Args:
+        store: The store.
+        published: The published folder.
+        cluster: Name of the cluster.
+        now: Present time, UTC: from when on the store knows the rows. None: it is not kept.
 
     Returns:
         Rows written.
@@ -57,7 +63,8 @@ def load_sent_progress(store: Store, published: Path, cluster: str) -> int:
     try:
         for path in taken(published, cluster):
             told = [
-                msgspec.structs.asdict(row) | {"cluster": cluster, "source": _SOURCE} for row in read_progress(path)
+                msgspec.structs.asdict(row) | {"cluster": cluster, "source": _SOURCE, "observed_at": now}
+                for row in read_progress(path)
             ]
             frame = pl.DataFrame(told, schema=schema("core_job_progress"))
             if not frame.is_empty():
@@ -94,6 +101,7 @@ def ingest_progress_series(
     mark = store.mark(cluster, _MARK)
     start = now - _SPAN if mark is None else max(mark - _OVERLAP, now - _SPAN)
     frame, warnings = read_progress_series(api, cluster, start, now, matcher=matcher, table=table or DEFAULT)
+    frame = frame.with_columns(pl.lit(now).cast(TIME).alias("observed_at"))
 
     def work(writer: Writer) -> int:
         writer.set_mark(cluster, _MARK, now)
@@ -110,7 +118,7 @@ def ingest_progress(store: Store, settings: Settings, cluster: str, now: datetim
     """
     report, about = ProgressIngested(cluster), settings.cluster(cluster)
     try:
-        report.sent_rows = load_sent_progress(store, settings.published, cluster)
+        report.sent_rows = load_sent_progress(store, settings.published, cluster, now)
     except SourceError as error:
         report.error = str(error)
     if about.telemetry != "prometheus":

@@ -236,6 +236,7 @@ def document() -> bytes:
         }
     }
     row = {"job_id": "4711", "ts": _AT, "step": 1200, "step_time_s": 1.32, "loss": 2.71, "phase": "train"}
+    row["max_steps"] = 10_000
     paths["/v1/progress"] = {
         "post": {
             "summary": "Takes how far jobs are, in their own words, up to 1,000 rows; wants a token of role place",

@@ -40,7 +40,7 @@ def _bounds(column: str) -> dict[str, Any]:
 
 
 class ProgressRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
-    """How far a job is at one time. One of `step`, `step_time_s`, `loss` and `phase` must be there.
+    """How far a job is at one time. One of `step`, `step_time_s`, `loss`, `phase` and `max_steps` must be there.
 
     `ts` defaults to when the API took the row; `rank` is for applications of which each process reports for itself.
     """
@@ -52,6 +52,7 @@ class ProgressRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_
     step_time_s: Annotated[float, msgspec.Meta(**_bounds("step_time_s"))] | None = None
     loss: float | None = None
     phase: str | None = None
+    max_steps: Annotated[int, msgspec.Meta(**_bounds("max_steps"))] | None = None
 
 
 class ProgressRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

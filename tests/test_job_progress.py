@@ -87,6 +87,7 @@ def test_a_row_without_a_time_is_of_now(tmp_path: Path, store: Store) -> None:
         (ROW | {"step": -1}, 422, ["step", ">= 0"]),
         (ROW | {"step": 1.5}, 422, ["step", "int"]),
         (ROW | {"step_time_s": 90_000}, 422, ["step_time_s", "86400"]),
+        (ROW | {"max_steps": 0}, 422, ["max_steps", ">= 1"]),
         (ROW | {"rank": -1}, 422, ["rank", ">= 0"]),
         (ROW | {"ts": "2026-03-14T03:00:00"}, 422, ["ts", "timezone"]),
         (ROW | {"ts": "1999-03-14T03:00:00Z"}, 400, ["rows[0].ts", "1999", "2000"]),
@@ -200,6 +201,7 @@ def test_metrics_of_an_application_become_rows() -> None:
     seven, scraped = {"job_id": "7"}, {"exported_job": "8", "job": "trainers", "rank": "1"}
     api = Recorded(
         ("training_step", seven, [10, 11]),
+        ("training_max_steps", seven, [100, 0]),
         ("training_step_time_seconds", seven, [1.5, 100_000]),
         ("training_loss", seven, [2.25, float("nan")]),
         ("training_phase", seven | {"phase": "train"}, [1, 0]),
@@ -210,15 +212,16 @@ def test_metrics_of_an_application_become_rows() -> None:
         ("training_phase", seven | {"phase": "sleep"}, [1]),
     )
     frame, warnings = read_progress_series(api, "a", T0, T0 + timedelta(minutes=9), matcher='cluster="a"')
-    columns = ["job_id", "rank", "step", "step_time_s", "loss", "phase"]
+    columns = ["job_id", "rank", "step", "max_steps", "step_time_s", "loss", "phase"]
     assert frame.select(columns).rows() == [
-        ("7", None, 10, 1.5, 2.25, "train"), ("7", None, 11, None, None, "checkpoint"), ("8", 1, 5, None, None, None)
+        ("7", None, 10, 100, 1.5, 2.25, "train"), ("7", None, 11, None, None, None, "checkpoint"),
+        ("8", 1, 5, None, None, None, None),
     ]  # fmt: skip
     assert frame["source"].unique().to_list() == ["prometheus"]
     assert frame["ts"].to_list() == [T0, T0 + timedelta(minutes=1), T0]
     assert 'cluster="a"' in api.query
     assert len(warnings) == 4
-    for word in ("job_id", "rank", "startup, train", "2 series"):
+    for word in ("job_id", "rank", "startup, train", "3 series"):
         assert any(word in warning for warning in warnings), word
 
 
@@ -247,6 +250,7 @@ def test_metrics_are_read_on_from_the_mark_and_again_gives_the_same(store: Store
     api = Recorded(("training_step", {"job_id": "7"}, [1, 2, 3]))
     for minutes in (2, 2, 4):
         ingest_progress_series(store, api, "a", T0 + timedelta(minutes=minutes))
+    assert store.query("SELECT max(observed_at) AS at FROM core_job_progress")["at"][0] == T0 + timedelta(minutes=4)
     assert [(row[2], row[3]) for row in stored(store)] == [(T0 + timedelta(minutes=i), i + 1) for i in range(3)]
 
 
