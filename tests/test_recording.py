@@ -66,7 +66,8 @@ def test_values_are_canonical(record: Callable[..., subprocess.Popen[str]], tmp_
         "gpu_util_ratio": pytest.approx(0.97), "fb_used_bytes": 70 * gib, "fb_reserved_bytes": gib,
         "fb_total_bytes": 80 * gib, "gpu_power_w": 651.5, "power_limit_w": 700, "gpu_temp_c": 74, "mem_temp_c": 83,
         "gpu_temp_margin_c": 13, "sm_clock_hz": 1.98e9, "mem_clock_hz": pytest.approx(2.619e9),
-        "is_thermal_slowdown": True, "is_power_brake": False, "is_power_capped": True, "ecc_uncorrected_total": 5, "remapped_rows_total": 3,
+        "is_thermal_slowdown": True, "is_power_brake": False, "is_power_capped": True,
+        "ecc_uncorrected_total": 5, "remapped_rows_total": 3,
     }  # fmt: skip
     took = first["ts"].diff().dt.total_microseconds().drop_nulls().to_numpy() / 1e6
     sent = first["nvlink_tx_bytes_per_s"].drop_nulls().to_numpy()
