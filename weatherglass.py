@@ -282,6 +282,25 @@ def backtest(kind: str, jobs: Path, out: Path, seed: int, threads: int, refit_da
     run_backtest(kind, jobs, out, seed=seed, threads=threads, refit_days=refit_days)
 
 
+@cli.command(epilog=_example("weatherglass record --seconds 3600 --every 0.1 --out gpus.parquet"))
+@click.option("--seconds", type=click.FloatRange(0.1, 604_800), required=True, help="How long.")
+@click.option(
+    "--every", type=click.FloatRange(0.02, 3600), default=1.0, show_default=True, help="Seconds between samples."
+)
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Parquet file to be made.")
+@click.option("--cluster", default="local", show_default=True, help="Name of the cluster in the rows.")
+@click.option("--node", help="Name of the node in the rows (default: this host's).")
+def record(seconds: float, every: float, out: Path, cluster: str, node: str | None) -> None:
+    """Record the GPUs of this host.
+
+    Samples them by NVML into a file of canonical telemetry, to import or to backtest on. Needs an NVIDIA driver, no
+    settings and no root. Ctrl-C ends early and keeps what there is.
+    """
+    from pipelines.recording import print_recording
+
+    print_recording(out, seconds=seconds, every_s=every, cluster=cluster, node=node)
+
+
 @cli.command(epilog=_example("weatherglass outcomes", "weatherglass outcomes --cluster prod"))
 @_cluster
 def outcomes(cluster: str | None) -> None:

@@ -54,6 +54,7 @@ PACKAGES = {
     "openssl": "openssl",
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
+    "cc": "gcc",
     "chromium": "chromium",
     "chromedriver": "chromium-driver",
     "initdb": "postgresql",
