@@ -25,7 +25,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +51,7 @@ PACKAGES = {
     "slurmdbd": "slurmdbd",
     "slurmrestd": "slurmrestd",
     "munged": "munge",
+    "faketime": "faketime",
     "openssl": "openssl",
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
@@ -458,6 +459,8 @@ class Slurm:
         preemption: Partition `urgent` of the same nodes goes before `batch`, whose jobs are requeued for it, and
             before `cheap`, whose jobs are cancelled for it.
         rest: With slurmrestd: `rest_url` takes the token in `rest_token_file`, `rest_socket` is for root.
+        cpus: CPUs of a node.
+        clock: Environment of Slurm's own daemons, as that of a `FastClock`; munge and the database keep real time.
     """
 
     cluster = "alpha"
@@ -471,10 +474,13 @@ class Slurm:
         parameters: Mapping[str, str] | None = None,
         preemption: bool = False,
         rest: bool = False,
+        cpus: int = 16,
+        clock: Mapping[str, str] | None = None,
     ) -> None:
         programs = ("munged", "slurmctld", "slurmd", "sbatch", "sacct")
         self._programs = require(*(SLURM_PROGRAMS if accounting else programs), *(["slurmrestd"] if rest else []))
         self.folder, self.accounting, self.preemption, self.rest = folder, accounting, preemption, rest
+        self._cpus, self._clock = cpus, dict(clock or {})
         self.nodes = [f"n{i}" for i in range(1, nodes + 1)]
         self.conf = folder / "slurm.conf"
         self.jobcomp = folder / "jobcomp.txt"
@@ -491,7 +497,10 @@ class Slurm:
             raise
 
     def _spawn(self, name: str, *argv: str | Path, env: Mapping[str, str] | None = None) -> Process:
-        process = Process([self._programs[name], *argv], self.folder / f"{name}.log", {**self.env, **(env or {})})
+        clock = self._clock if name in ("slurmctld", "slurmd", "slurmdbd") else {}
+        process = Process(
+            [self._programs[name], *argv], self.folder / f"{name}.log", {**self.env, **clock, **(env or {})}
+        )
         self._processes.append(process)
         return process
 
@@ -587,7 +596,7 @@ class Slurm:
         settings |= parameters
         lines = [f"{name}={value}" for name, value in settings.items()]
         lines += [
-            f"NodeName={node} NodeHostname=localhost Port={free_port()} CPUs=16 RealMemory=64000 Gres=gpu:8"
+            f"NodeName={node} NodeHostname=localhost Port={free_port()} CPUs={self._cpus} RealMemory=64000 Gres=gpu:8"
             for node in self.nodes
         ]
         partition = f"Nodes={','.join(self.nodes)} MaxTime=7-0 State=UP"
@@ -735,6 +744,63 @@ class Slurm:
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("SLURM_CONF") == str(self.conf) and process.pid != os.getpid():
                     process.kill()
+
+
+class FastClock:
+    """A clock that runs faster than the machine's, for processes that are started with its environment.
+
+    Args:
+        start: What it shows when it is made, UTC.
+        speed: Its seconds in one real second.
+
+    Attributes:
+        env: What processes need in their environment; all that have it read the same clock.
+    """
+
+    def __init__(self, start: datetime, speed: float) -> None:
+        programs = require("faketime")
+        self.speed = speed
+        spec = f"@{start.astimezone(UTC):%Y-%m-%d %H:%M:%S} x{speed:g}"
+        # The program holds the common start of the clock in shared memory, and frees it when `cat` has ended.
+        self._holder = subprocess.Popen(
+            [programs["faketime"], "-m", "-f", spec, "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            env={**os.environ, "TZ": "UTC", "FAKETIME_DONT_RESET": "1"}, start_new_session=True,
+        )  # fmt: skip
+        try:
+            self.env = wait_until(self._environment, 10, what="the fast clock")
+            shown = {**os.environ, **self.env}
+            looks = []
+            for _ in range(5):  # the look with the least in between is the truest
+                before = time.time()
+                text = subprocess.run(["date", "+%s.%N"], capture_output=True, text=True, check=True, env=shown).stdout
+                looks.append((time.time() - before, before, float(text)))
+            gap_s, before, self._shown_s = min(looks)
+            self._real_s = before + gap_s / 2
+        except BaseException:
+            self.stop()
+            raise
+
+    def _environment(self) -> dict[str, str]:
+        for child in psutil.Process(self._holder.pid).children():
+            with contextlib.suppress(psutil.Error):
+                told = child.environ()
+                if child.name() == "cat" and "LD_PRELOAD" in told:
+                    return {name: told[name] for name in told if name.startswith("FAKETIME") or name == "LD_PRELOAD"}
+        return {}
+
+    def at(self, moment: datetime) -> datetime:
+        """What it shows at a real moment; whole microseconds, UTC."""
+        return datetime.fromtimestamp(self._shown_s + (moment.timestamp() - self._real_s) * self.speed, UTC)
+
+    def now(self) -> datetime:
+        """What it shows."""
+        return self.at(datetime.now(UTC))
+
+    def stop(self) -> None:
+        """End it; processes that still have its environment must have ended before."""
+        assert self._holder.stdin is not None
+        self._holder.stdin.close()
+        self._holder.wait(10)
 
 
 def _listens(port: int) -> bool:
