@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from features.job_index import EventIndex, Numbers
 from features.job_likeness import Likeness
 
 Floats = NDArray[np.float64]
@@ -94,6 +95,7 @@ class JobTable:
     def __init__(self, jobs: pl.DataFrame) -> None:
         frame = normalise(jobs)
         self.frame = frame
+        self._groups: dict[str, Hashes] = {}
         self.count = frame.height
         self.submit = _microseconds(frame, "submit_time")
         self.start = _microseconds(frame, "start_time")
@@ -141,7 +143,12 @@ class JobTable:
         return self.frame.select(pl.struct("job_id", "submit_time").hash(11)).to_series().to_numpy()
 
     def group(self, name: str) -> Hashes:
-        """Hash of the row's group, shape (n,); only equality means anything."""
+        """Hash of the row's group, kept once made, shape (n,); only equality means anything."""
+        if name not in self._groups:
+            self._groups[name] = self._hashed(name)
+        return self._groups[name]
+
+    def _hashed(self, name: str) -> Hashes:
         parts = [_FAMILY if part == "family" else pl.col(part) for part in GROUPS[name]]
         if not parts:
             return np.zeros(self.count, dtype=np.uint64)
@@ -164,32 +171,6 @@ class Slots:
     count: Ints
 
 
-class _Index:
-    """History rows sorted by (group, time), for lookups of what a group held before a moment."""
-
-    def __init__(self, groups: Hashes, times: Ints, keep: Bools) -> None:
-        rows = np.flatnonzero(keep)
-        self._groups, codes = np.unique(groups[rows], return_inverse=True)
-        self._times, ranks = np.unique(times[rows], return_inverse=True)
-        self._stride = np.int64(len(self._times) + 1)
-        keys = codes.astype(np.int64) * self._stride + ranks
-        order = np.argsort(keys, kind="stable")
-        self._keys = keys[order]
-        self.rows = rows[order]
-        self._first = np.searchsorted(self._keys, np.arange(len(self._groups)) * self._stride)
-
-    def before(self, groups: Hashes, moments: Ints, *, or_at: bool = False) -> tuple[Ints, Ints]:
-        """Range [first, last) of each query's group in `rows`: entries earlier than the moment, or at it."""
-        if not len(self._groups):
-            return np.zeros(len(groups), dtype=np.int64), np.zeros(len(groups), dtype=np.int64)
-        codes = np.minimum(np.searchsorted(self._groups, groups), len(self._groups) - 1)
-        known = self._groups[codes] == groups
-        ranks = np.searchsorted(self._times, moments, side="right" if or_at else "left")
-        last = np.searchsorted(self._keys, codes * self._stride + ranks)
-        first = self._first[codes]
-        return np.where(known, first, 0), np.where(known, np.maximum(last, first), 0)
-
-
 class JobHistory:
     """History of one cluster, prepared once and asked many times. Not for writing.
 
@@ -203,8 +184,9 @@ class JobHistory:
     def __init__(self, jobs: pl.DataFrame) -> None:
         # An empty history holds one job that nobody ever sees, so that lookups need not ask.
         self.table = JobTable(jobs if jobs.height else _nobody())
-        self._indexes: dict[tuple[str, str], _Index] = {}
-        self._groups: dict[str, Hashes] = {}
+        self._indexes: dict[tuple[str, str], EventIndex] = {}
+        self._numbers: dict[str, tuple[Numbers, Ints]] = {}  # of the groups, and that of each row
+        self._orders: dict[str, tuple[Ints, Ints]] = {}  # rows and times of an event in order of time
         self.queue_state: object | None = None  # of features/job_queue.py, made on first use
 
     @classmethod
@@ -217,37 +199,38 @@ class JobHistory:
 
     def group(self, name: str) -> Hashes:
         """Group hash of each history row, kept once made."""
-        if name not in self._groups:
-            self._groups[name] = self.table.group(name)
-        return self._groups[name]
+        return self.table.group(name)
 
-    def index(self, group: str, event: str) -> _Index:
+    def index(self, group: str, event: str) -> EventIndex:
         """Index by one group and one event.
 
         Events: `submit`; `start`; `end` of those that started; `run`, the end of those that ran for more than zero
         time; `cancel`, the end of those that never started.
         """
         if (group, event) not in self._indexes:
-            table = self.table
-            started, ended = table.start != NEVER, table.end != NEVER
-            times, keep = {
-                "submit": (table.submit, np.ones(table.count, dtype=bool)),
-                "start": (table.start, started),
-                "end": (table.end, started & ended),
-                "run": (table.end, table.has_run),
-                "cancel": (table.end, ~started & ended),
-            }[event]
-            self._indexes[group, event] = _Index(self.group(group), times, keep)
+            rows, times = self._in_time(event)
+            numbers, number = self._numbered(group)
+            self._indexes[group, event] = EventIndex(numbers, number[rows], times, rows)
         return self._indexes[group, event]
+
+    def _in_time(self, event: str) -> tuple[Ints, Ints]:
+        """Rows that had an event and when, in order of time."""
+        if event not in self._orders:
+            times, keep = _times_of(self.table, event)
+            rows = np.flatnonzero(keep)
+            order = np.argsort(times[rows], kind="stable")
+            self._orders[event] = rows[order], times[rows[order]]
+        return self._orders[event]
+
+    def _numbered(self, group: str) -> tuple[Numbers, Ints]:
+        if group not in self._numbers:
+            numbers = Numbers()
+            self._numbers[group] = numbers, numbers.add(self.group(group))
+        return self._numbers[group]
 
     def newest(self, group: str, event: str, groups: Hashes, moments: Ints, k: int) -> Slots:
         """The newest `k` entries of each query's group whose event came before its moment."""
-        index = self.index(group, event)
-        first, last = index.before(groups, moments)
-        positions = last[:, None] - 1 - np.arange(k)
-        is_filled = positions >= first[:, None]
-        rows = index.rows[np.where(is_filled, positions, 0)] if len(index.rows) else np.zeros_like(positions)
-        return Slots(rows, is_filled, last - first)
+        return Slots(*self.index(group, event).newest(groups, moments, k))
 
     def count(self, group: str, event: str, groups: Hashes, moments: Ints) -> Ints:
         """How many events of the group came at or before each moment, shape (q,)."""
@@ -270,13 +253,25 @@ class JobHistory:
         """Row of each query job in this history, −1 where it is not in it, shape (q,)."""
         if jobs is self.table:
             return np.arange(jobs.count)
-        order = self._identity_order
-        if not len(order):
-            return np.full(jobs.count, -1)
-        mine = self.table.identity
-        at = np.minimum(np.searchsorted(mine[order], jobs.identity), len(order) - 1)
-        return np.where(mine[order[at]] == jobs.identity, order[at], -1)
+        numbers, rows = self._rows_by_identity
+        found = numbers.find(jobs.identity)
+        return np.where(found >= 0, rows[np.maximum(found, 0)], -1)
 
     @cached_property
-    def _identity_order(self) -> Ints:
-        return np.argsort(self.table.identity, kind="stable")
+    def _rows_by_identity(self) -> tuple[Numbers, Ints]:
+        """Numbers of the jobs' identities, and the first row of each."""
+        numbers = Numbers()
+        number = numbers.add(self.table.identity)
+        rows = np.empty(numbers.count, dtype=np.int64)
+        rows[number[::-1]] = np.arange(len(number))[::-1]
+        return numbers, rows
+
+
+def _times_of(table: JobTable, event: str) -> tuple[Ints, Bools]:
+    """Time of an event of each row, and whether it had one."""
+    started, ended = table.start != NEVER, table.end != NEVER
+    if event == "submit":
+        return table.submit, np.ones(table.count, dtype=bool)
+    if event == "start":
+        return table.start, started
+    return table.end, {"end": started & ended, "run": table.has_run, "cancel": ~started & ended}[event]
