@@ -185,6 +185,10 @@ class Population:
             key=key.number,
         )
 
+    def key_of(self, job: Job) -> Key:
+        """The habit that a drawn job comes from."""
+        return self._key_of[job.key]
+
     def submissions(self, day: int) -> list[Job]:
         """Jobs submitted on day `day` since the epoch, in order of submission; ids are not set.
 
