@@ -26,9 +26,9 @@ from models.judging import Judged, duration_losses
 from models.outcomes import FIRST, KINDS, LANDMARKS_S, TASK_OF
 from models.promotion import DRAWS, Interval, mean_interval
 from models.runtime_choice import day_blocks
+from models.start_plans import plan_scores
 from models.scoring import brier, duration_scores, is_covered, log_error
 from models.tasks import make_task
-from models.wait_points import start_churn
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -106,6 +106,8 @@ def judge_outcomes(
                         make_task(TASK_OF[kind]), model, baselines, blocks, table.is_bad, draws=draws, seed=seed
                     )
                     outcome.scores += scores
+            if kind == "wait" and outcome.scores:
+                outcome.scores += plan_scores(part, {"": model} | baselines, blocks, draws=draws, seed=seed)
             if not is_first and outcome.scores:
                 landmarks = part["landmark_s"].to_numpy()
                 outcome.scores += _at_landmarks(kind, {"": model} | baselines, landmarks, blocks, draws, seed)
@@ -122,26 +124,6 @@ def _at_landmarks(
         for name, of in judged.items():
             interval = mean_interval(of.metrics["male"][here], blocks[here], draws=draws, seed=seed)
             yield Score(f"{kind}_male_{at_s}s", name, interval, int(here.sum()))
-
-
-def churn_scores(waits: pl.DataFrame) -> list[Score]:
-    """Churn of published starts: median move and drift, and the share of moves over ten minutes.
-
-    Args:
-        waits: As of `start_churn`.
-    """
-    found = start_churn(waits)
-    if found.height < MIN_ROWS:
-        return []
-    figures = {
-        "churn_move_s": found["move_s"].median(), "churn_moved_share": found["moved_share"].mean(),
-        "churn_drift_s": found["drift_s"].median(),
-    }  # fmt: skip
-    return [
-        Score(name, "", Interval(float(value), None, None, 0), found.height)
-        for name, value in figures.items()
-        if isinstance(value, int | float)
-    ]
 
 
 _Judges = tuple[Judged, dict[str, Judged], JobTable, Floats]

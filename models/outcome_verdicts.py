@@ -12,6 +12,7 @@ from models.calibration import MIN_ROWS
 from models.drift import MIN_JOBS, MIN_WEEKS, Shift
 from models.outcome_scores import KindOutcome
 from models.promotion import COVERAGE_GUARD, MIN_BLOCKS
+from models.start_plans import PLAN
 
 NOMINAL = 0.80
 SHIFTED = 0.25  # the index from which inputs are commonly held to be another population; weeks of a cluster reach it
@@ -118,6 +119,40 @@ def stable(shifts: Sequence[Shift]) -> Verdict:
         f"stability index {said}. Forecasts learnt from other jobs: watch runtime_calibrated, and retrain once a "
         "week of the new jobs has ended.",
     )  # fmt: skip
+
+
+def start_words(wait: KindOutcome) -> list[str]:
+    """How steady published starts were, and how they stand beside the scheduler's own plans, in sentences.
+
+    Args:
+        wait: Outcomes of waits, with their churn.
+
+    Returns:
+        No sentence where too few waits were judged.
+    """
+    words = []
+    move, moved, drift = (wait.find(f"churn_{name}") for name in ("move_s", "moved_share", "drift_s"))
+    if move and moved and drift:
+        words.append(
+            f"the published start of a waiting job moves by {_span(move.value)} from one publication to the next (median), "
+            f"by over ten minutes in {moved.value:.0%} of them, {_span(abs(drift.value))} "
+            f"{'later' if drift.value >= 0 else 'earlier'} on the whole"
+        )
+    share = wait.find("planned_share", PLAN)
+    if share is None:
+        return words
+    later = wait.find("planned_share_600s", PLAN)
+    said = f"the scheduler had planned a start for {share.value:.0%} of {wait.rows:,} jobs at their first publication"
+    said += f", for {later.value:.0%} after ten minutes of waiting" if later else ""
+    for end, when in (("", "those"), ("_600s", "those after ten minutes")):
+        own, plan = wait.find(f"planned_male{end}"), wait.find(f"planned_male{end}", PLAN)
+        if own and plan:
+            said += f"; on {when} mean |ln ratio| {own.value:.2f} against {plan.value:.2f} of its plan"
+    return [*words, said]
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _index(shift: Shift) -> str:

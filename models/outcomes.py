@@ -75,6 +75,10 @@ def join_outcomes(forecasts: pl.DataFrame, jobs: pl.DataFrame, begin: int, until
         pl.Series("waited_s", elapsed_s),
         pl.Series("actual_s", np.where(kinds == "failure", np.nan, actual_s)).fill_nan(None),
         pl.Series("state", table.frame["state"][rows]),
+        # A plan that had come due without a start counts as now.
+        ((pl.col("planned_start_time") - pl.col("generated_at")).dt.total_microseconds() / 1e6)
+        .clip(lower_bound=0.0)
+        .alias("planned_s"),
     )
     found = found.filter(pl.Series(is_known))
     return conform(_landmarks(found).drop("waited_s").select(_columns()), "out_outcomes")

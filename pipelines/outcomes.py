@@ -20,10 +20,11 @@ from features.vocabulary import QUANTILE_COLUMNS, conform, schema
 from models.backtest_report import Score, score_rows
 from models.demand_outcomes import judge_demand
 from models.drift import MAX_WEEKS, Shift, input_shifts
-from models.outcome_scores import PREFIX, KindOutcome, churn_scores, judge_outcomes
-from models.outcome_verdicts import VERDICTS, Verdict, verdicts
+from models.outcome_scores import PREFIX, KindOutcome, judge_outcomes
+from models.outcome_verdicts import VERDICTS, Verdict, start_words, verdicts
 from models.outcomes import LANDMARKS_S, join_outcomes
 from models.promotion import DRAWS, Interval
+from models.start_plans import PLAN, churn_scores
 from pipelines.job_history import read_jobs
 from pipelines.store import Reader, Store, Writer
 from scheduler_hints.outcome_gauges import OutcomesWord, write_word
@@ -36,7 +37,8 @@ _AHEAD = timedelta(days=16)  # demand is forecast two weeks ahead
 _INSTANT = timedelta(microseconds=1)
 _SHOWN = {
     "runtime": ("male", "male_ratio", "coverage_80"), "remaining": ("male", "male_ratio", "coverage_80"),
-    "wait": ("male", "male_ratio", "coverage_80", "churn_moved_share"), "failure": ("brier", "brier_ratio", "ece"),
+    "wait": ("male", "male_ratio", "coverage_80", "churn_moved_share", "planned_male"),
+    "failure": ("brier", "brier_ratio", "ece"),
 }  # fmt: skip
 
 
@@ -51,6 +53,7 @@ class OutcomesReport:
         judged: Kind → outcomes judged.
         covered: How many of the jobs that ended had a published runtime, in words: one that starts at once has none.
         verdicts: What is to be thought of it.
+        starts: How steady published starts were and how they stand beside the scheduler's plans, in words.
         until: End of the span.
         figures: The main figures by name, for `/metrics`.
         error: Why there are no figures.
@@ -63,6 +66,7 @@ class OutcomesReport:
     judged: dict[str, int] = field(default_factory=dict)
     covered: str | None = None
     verdicts: list[Verdict] = field(default_factory=list)
+    starts: list[str] = field(default_factory=list)
     until: datetime | None = None
     figures: dict[str, float] = field(default_factory=dict)
     error: str | None = None
@@ -108,7 +112,7 @@ def score_outcomes(store: Store, cluster: str, now: datetime, *, seed: int = 1, 
     found["demand"] = judge_demand(demand, jobs, begin, until, draws=draws, seed=seed)
     shifts = input_shifts(history, microseconds(begin), microseconds(until))
     report.until, report.figures = until, _figures(found, shifts)
-    report.verdicts = verdicts(found["runtime"], shifts)
+    report.verdicts, report.starts = verdicts(found["runtime"], shifts), start_words(found["wait"])
     report.judged = {kind: outcome.rows for kind, outcome in found.items()}
     _count(report, jobs, begin, until, found["runtime"])
     rows = conform(rows.with_columns(pl.lit(cluster).alias("cluster")), "out_outcomes")
@@ -141,6 +145,10 @@ def _figures(found: dict[str, KindOutcome], shifts: list[Shift]) -> dict[str, fl
             interval = outcome.find(metric, outcome.best_baseline if metric.endswith("_ratio") else "")
             if interval is not None:
                 figures[f"{kind}_{metric}"] = interval.value
+    for metric in ("planned_share", "planned_male"):
+        plan = found["wait"].find(metric, PLAN)
+        if plan is not None:
+            figures[f"{PLAN}_{metric.removeprefix('planned_')}"] = plan.value
     return {name: round(value, 6) for name, value in figures.items() if isfinite(value)}
 
 
@@ -191,7 +199,7 @@ def _forecasts(reader: Reader, cluster: str, begin: datetime, until: datetime, f
     """First publications of each job and kind, and of each stretch between landmarks."""
     stretches = " ".join(f"WHEN elapsed_s >= {at} THEN {at}" for at in sorted(LANDMARKS_S, reverse=True))
     columns = ", ".join(f"f.{name}" for name in ("forecast", "generated_at", "model_version", *QUANTILE_COLUMNS,
-        "p_fail", "p_start_60s", "p_start_600s", "p_start_3600s"))  # fmt: skip
+        "p_fail", "p_start_60s", "p_start_600s", "p_start_3600s", "planned_start_time"))  # fmt: skip
     return reader.query(
         f"""{_RELEASED}, said AS (
             SELECT f."cluster", f.job_id, f.submit_time, {columns}, epoch(f.generated_at) - epoch(
@@ -211,7 +219,7 @@ def _waits(reader: Reader, cluster: str, begin: datetime, until: datetime, first
     """All publications of the start of the jobs of the span: what `churn_scores` reads."""
     return reader.query(
         f"""{_RELEASED}
-        SELECT f.job_id, f.submit_time, f.forecast, f.generated_at, f.q50_s
+        SELECT f.job_id, f.submit_time, f.forecast, f.generated_at, f.q50_s, f.planned_start_time
         FROM out_job_forecasts f JOIN released r ON f.job_id = r.job_id AND f.submit_time = r.submit_time
         WHERE f."cluster" = ? AND f.generated_at >= ? AND f.generated_at < ? AND f.forecast = 'wait'
             AND r.start_time >= f.generated_at

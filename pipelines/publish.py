@@ -22,7 +22,7 @@ from pipelines.settings import Settings
 from pipelines.sources import JobSource, SourceError
 from pipelines.store import Store
 from scheduler_hints.journal import FORMAT, journal_files, read_journal
-from scheduler_hints.schema import JobForecast, NodeRisk, Quantiles, Snapshot
+from scheduler_hints.schema import JobForecast, JobProgress, NodeRisk, Quantiles, Snapshot
 from scheduler_hints.snapshot import Publisher
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ def publish_jobs(store: Store, source: JobSource, settings: Settings, cluster: s
         OSError: The snapshot could not be written; the one before stays.
     """
     from models.live import forecast_jobs
+    from pipelines.job_evidence import enriched
 
     report = Published(cluster)
     try:
@@ -86,12 +87,13 @@ def publish_jobs(store: Store, source: JobSource, settings: Settings, cluster: s
     jobs = live.jobs.with_columns(pl.lit(cluster).alias("cluster"))
     history = read_jobs(store, cluster, now - timedelta(days=HISTORY_DAYS))
     rows = forecast_jobs(Registry(settings.registry / cluster), jobs, history, now)
+    rows, told = enriched(store, settings, cluster, rows, jobs, now)
     seen = jobs["observed_at"].max()
     report.data_age_s = max(0.0, (now - seen).total_seconds()) if isinstance(seen, datetime) else 0.0
     ttl_s = settings.hints.job_ttl_s
-    rows = _stamped(rows, "out_job_forecasts", cluster, now, ttl_s, report.data_age_s)
+    rows = _stamped(_with_plans(rows, jobs), "out_job_forecasts", cluster, now, ttl_s, report.data_age_s)
     report.model_versions = _versions(rows)
-    items = job_forecasts(jobs, rows)
+    items = job_forecasts(jobs, rows, told)
     Publisher(settings.published, cluster).publish(
         "jobs", items, ttl_s=ttl_s, data_age_s=report.data_age_s, model_versions=report.model_versions
     )
@@ -101,12 +103,13 @@ def publish_jobs(store: Store, source: JobSource, settings: Settings, cluster: s
     return report
 
 
-def job_forecasts(jobs: pl.DataFrame, rows: pl.DataFrame) -> list[JobForecast]:
+def job_forecasts(jobs: pl.DataFrame, rows: pl.DataFrame, told: pl.DataFrame | None = None) -> list[JobForecast]:
     """The published shape of forecast rows.
 
     Args:
         jobs: JOB_COLUMNS of the live jobs.
         rows: Rows of `out_job_forecasts`, up to one for each job and kind of forecast.
+        told: What running jobs reported, as of `models.reported_progress.known_progress`.
 
     Returns:
         One `JobForecast` for each job that has any row, in the order of `jobs`.
@@ -114,6 +117,7 @@ def job_forecasts(jobs: pl.DataFrame, rows: pl.DataFrame) -> list[JobForecast]:
     by_job: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows.iter_rows(named=True):
         by_job.setdefault(row["job_id"], {})[row["forecast"]] = row
+    progress = {row["job_id"]: row for row in told.iter_rows(named=True)} if told is not None else {}
     items = []
     for job in jobs.iter_rows(named=True):
         found = by_job.get(job["job_id"])
@@ -148,9 +152,18 @@ def job_forecasts(jobs: pl.DataFrame, rows: pl.DataFrame) -> list[JobForecast]:
                 p_node_failure=_first(found, "p_node_failure"),
                 p_out_of_memory=_first(found, "p_out_of_memory"),
                 reasons=_reasons(_first(found, "reasons")),
+                lost_gpu_hours=_first(found, "lost_gpu_hours"),
+                lost_gpu_hours_hardware=_first(found, "lost_gpu_hours_hardware"),
+                lost_gpu_hours_checkpointed=_first(found, "lost_gpu_hours_checkpointed"),
+                checkpoint_interval_s=_first(found, "checkpoint_interval_s"),
+                progress=_progress(progress.get(job["job_id"])),
             )
         )
     return items
+
+
+def _progress(told: Mapping[str, Any] | None) -> JobProgress | None:
+    return told and JobProgress(*(told[name] for name in JobProgress.__struct_fields__))
 
 
 def publish_node_risks(
@@ -362,6 +375,16 @@ def _hint(item: _Item) -> dict[str, Any]:
 # --- small parts ------------------------------------------------------------------------------------------
 
 
+def _with_plans(rows: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
+    """Forecasts of waits with the start that the scheduler had planned by then: they are judged beside it."""
+    key = ["job_id", "submit_time"]
+    plans = jobs.filter(pl.col("planned_start_time").is_not_null()).unique(key, keep="last")
+    return rows.drop("planned_start_time", strict=False).join(
+        plans.select(*key, "planned_start_time", pl.lit("wait").alias("forecast")), on=[*key, "forecast"], how="left",
+        maintain_order="left",
+    )  # fmt: skip
+
+
 def _stamped(
     rows: pl.DataFrame, table: str, cluster: str, now: datetime, ttl_s: float, data_age_s: float
 ) -> pl.DataFrame:
@@ -387,7 +410,8 @@ def _stamped(
 def _versions(rows: pl.DataFrame) -> dict[str, str]:
     """Task → version in charge; what is left of a runtime is forecast by the model of the whole."""
     task = pl.col("forecast").replace("remaining", "runtime").alias("task")
-    return dict(rows.group_by(task).agg(pl.col("model_version").first()).sort("task").iter_rows())
+    version = pl.col("model_version").str.strip_suffix("+progress").first()
+    return dict(rows.group_by(task).agg(version).sort("task").iter_rows())
 
 
 def _quantiles(row: Mapping[str, Any] | None) -> Quantiles | None:

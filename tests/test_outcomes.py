@@ -17,6 +17,7 @@ from models.drift import Shift, input_shifts, psi
 from models.outcome_scores import KindOutcome, judge_outcomes
 from models.outcome_verdicts import VERDICTS, beats_baseline, stable, verdicts
 from models.outcomes import join_outcomes
+from models.start_plans import PLAN, plans_at
 from pipelines.definitions import build_definitions
 from pipelines.job_history import ingest_jobs
 from pipelines.outcome_report import print_outcomes
@@ -290,6 +291,79 @@ def test_too_few_outcomes_say_so_and_raise_no_alert():
     assert "7 published runtimes" in beats_baseline(KindOutcome("runtime", 7)).words
 
 
+# --- the scheduler's own plans ------------------------------------------------------------------------------
+
+
+def state(job_id, seen_s, planned_s=None, name="PENDING"):
+    """One row of `core_job_states`; times in seconds after START."""
+    return {
+        "observed_at": START + seconds(seen_s), "cluster": "alpha", "job_id": str(job_id), "state": name,
+        "planned_start_time": None if planned_s is None else START + seconds(planned_s),
+    }  # fmt: skip
+
+
+def test_the_plan_at_a_moment_is_the_newest_word_of_that_submission():
+    states = conform(
+        pl.DataFrame([
+            state(1, 20), state(1, 80, 500), state(1, 200, 260), state(1, 300, name="RUNNING"),
+            state(2, 30, 100), state(2, 60),  # the plan was taken back
+            state(3, 10, 90),  # of an attempt before
+        ], infer_schema_length=None),
+        "core_job_states",
+    )  # fmt: skip
+    asked = [
+        (1, 0, 10),
+        (1, 0, 20),
+        (1, 0, 199),
+        (1, 0, 280),
+        (2, 0, 59),
+        (2, 0, 60),
+        (3, 50, 70),
+        (4, 0, 70),
+        (1, 0, 80),
+    ]
+    frame = pl.DataFrame(
+        [(str(i), START + seconds(submit), START + seconds(at)) for i, submit, at in asked],
+        schema=["job_id", "submit_time", "at"], orient="row",
+    )  # fmt: skip
+    nan = float("nan")
+    np.testing.assert_array_equal(plans_at(states, frame), [nan, nan, 301.0, 0.0, 41.0, nan, nan, nan, 420.0])
+    assert plans_at(states, frame.clear()).shape == (0,)
+
+
+def with_plans(jobs, said, late_s=1800):
+    """Every second job had a start planned that was half an hour late."""
+    starts = jobs.select("job_id", "submit_time", planned=pl.col("start_time") + timedelta(seconds=late_s))
+    is_planned = (pl.col("forecast") == "wait") & (pl.col("job_id").cast(pl.Int64) % 2 == 0)
+    told = said.join(starts, on=["job_id", "submit_time"], how="left", maintain_order="left")
+    return told.with_columns(planned_start_time=pl.when(is_planned).then("planned")).drop("planned")
+
+
+def test_planned_starts_are_judged_on_the_jobs_that_have_one(steady):
+    jobs, said = steady
+    joined = join_outcomes(with_plans(jobs, said), jobs, *SPAN)
+    found, rows = judge_outcomes(joined, JobHistory(jobs), draws=200)
+    wait = found["wait"]
+    assert wait.find("planned_share", PLAN).value == pytest.approx(0.5, abs=0.01)
+    assert wait.find("planned_mae_s", PLAN).value == pytest.approx(1800.0)
+    assert wait.find("planned_late", PLAN).value == 1.0
+    assert wait.find("planned_within_60s", PLAN).value == 0.0
+    mine = rows.filter(pl.col("planned_s").is_not_null() & (pl.col("landmark_s") == 0))
+    own = mine.select((pl.col("q50_s") / pl.col("actual_s")).log().abs().mean()).item()
+    plan = mine.select((pl.col("planned_s") / pl.col("actual_s")).log().abs().mean()).item()
+    assert wait.find("planned_male").value == pytest.approx(own)
+    assert wait.find("planned_male", PLAN).value == pytest.approx(plan)
+    assert wait.find("planned_male_ratio", PLAN).value == pytest.approx(own / plan)
+    assert wait.find("planned_male_ratio", PLAN).high < 1.0
+    assert wait.find("planned_male", "recent_waits").value > 0
+    assert wait.find("planned_share_60s", PLAN).value == pytest.approx(0.5, abs=0.02)
+    assert wait.find("planned_male_60s", PLAN).value > wait.find("planned_male_60s").value
+    bare, _ = judge_outcomes(join_outcomes(said, jobs, *SPAN), JobHistory(jobs), draws=50)
+    assert bare["wait"].find("planned_share", PLAN).value == 0.0
+    assert bare["wait"].find("planned_male", PLAN) is None
+    assert bare["wait"].find("male").value == wait.find("male").value
+
+
 # --- the night --------------------------------------------------------------------------------------------
 
 
@@ -305,15 +379,21 @@ def fill(store, jobs, said):
 
 
 def test_a_night_joins_scores_and_keeps_the_same_at_every_run(store):
-    fill(store, *history(run_scale=5.0, limit_scale=7))
+    jobs, said = history(run_scale=5.0, limit_scale=7)
+    fill(store, jobs, with_plans(jobs, said))
     report = score_outcomes(store, "alpha", UNTIL + timedelta(hours=2), draws=200)
     assert report.error is None
     assert report.rows == store.query("SELECT count(*) AS n FROM out_outcomes")["n"][0] > 1500
     assert [verdict.name for verdict in report.verdicts if not verdict.passed] == list(VERDICTS)
     tasks = set(store.query("SELECT task FROM out_scores")["task"])
     assert tasks == {"published_runtime", "published_remaining", "published_wait", "published_job_failure", "inputs"}
-    churn = store.query("SELECT value FROM out_scores WHERE metric = 'churn_move_s'")
-    assert churn.height == 1
+    churn = store.query("SELECT baseline, metric, value FROM out_scores WHERE metric LIKE '%churn_move_s' ORDER BY ALL")
+    moves = {(baseline, metric): value for baseline, metric, value in churn.iter_rows()}
+    assert moves.keys() == {("", "churn_move_s"), ("", "planned_churn_move_s"), (PLAN, "planned_churn_move_s")}
+    assert moves[PLAN, "planned_churn_move_s"] == 0.0  # the plans stood still
+    steady_words, plan_words = report.starts
+    assert f"moves by {moves['', 'churn_move_s']:.0f} s" in steady_words
+    assert "planned a start for 50% of 504 jobs" in plan_words
     span = store.query("SELECT min(released_at) AS low, max(released_at) AS high FROM out_outcomes").row(0)
     assert BEGIN <= span[0] < span[1] < UNTIL
     hashes = [store.table_hash(table) for table in ("out_outcomes", "out_scores")]
@@ -349,7 +429,7 @@ def test_the_command_prints_each_verdict(tmp_path, capsys):
 
 def test_what_publish_keeps_is_what_a_night_joins(store, tmp_path):
     settings = parse_settings({"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {}}}, {})
-    queue = Queue(job("p", 0, state="PENDING", nodes=()))
+    queue = Queue(job("p", 0, state="PENDING", nodes=()) | {"planned_start_time": START + seconds(500)})
     ingest_jobs(store, queue, "alpha", START + seconds(20))
     publish_jobs(store, queue, settings, "alpha", START + seconds(20))
     queue.rows = [job("p", 0, 300, state="RUNNING", seen_s=400)]
@@ -357,13 +437,13 @@ def test_what_publish_keeps_is_what_a_night_joins(store, tmp_path):
     queue.rows = [job("p", 0, 300, 900, seen_s=1000)]
     ingest_jobs(store, queue, "alpha", START + seconds(1000))
     score_outcomes(store, "alpha", START + timedelta(days=1))
-    found = store.query("SELECT forecast, landmark_s, actual_s, state FROM out_outcomes ORDER BY ALL")
+    found = store.query("SELECT forecast, landmark_s, actual_s, planned_s, state FROM out_outcomes ORDER BY ALL")
     assert found.rows() == [
-        ("failure", 0, None, "COMPLETED"),
-        ("remaining", 0, 500.0, "COMPLETED"),
-        ("remaining", 60, 500.0, "COMPLETED"),
-        ("runtime", 0, 600.0, "COMPLETED"),
-        ("wait", 0, 280.0, "COMPLETED"),
+        ("failure", 0, None, None, "COMPLETED"),
+        ("remaining", 0, 500.0, None, "COMPLETED"),
+        ("remaining", 60, 500.0, None, "COMPLETED"),
+        ("runtime", 0, 600.0, None, "COMPLETED"),
+        ("wait", 0, 280.0, 480.0, "COMPLETED"),
     ]
 
 
