@@ -96,6 +96,7 @@ class JobTable:
         frame = normalise(jobs)
         self.frame = frame
         self._groups: dict[str, Hashes] = {}
+        self._states: dict[tuple[str, ...], Bools] = {}
         self.count = frame.height
         self.submit = _microseconds(frame, "submit_time")
         self.start = _microseconds(frame, "start_time")
@@ -112,7 +113,7 @@ class JobTable:
         width = np.where(self.gpus > 0, self.gpus, np.where(self.cpus > 0, self.cpus, self.nodes))
         self.width = np.where(width > 0, width, 1.0)
         self.has_name = frame["name"].is_not_null().to_numpy()
-        self.is_bad = frame["state"].is_in(BAD_STATES).fill_null(False).to_numpy()
+        self.is_bad = self.is_state(BAD_STATES)
 
     @cached_property
     def has_run(self) -> Bools:
@@ -141,6 +142,12 @@ class JobTable:
     def identity(self) -> Hashes:
         """A hash that names the job: id and submit time."""
         return self.frame.select(pl.struct("job_id", "submit_time").hash(11)).to_series().to_numpy()
+
+    def is_state(self, states: tuple[str, ...]) -> Bools:
+        """The row's state is one of these; kept once made."""
+        if states not in self._states:
+            self._states[states] = self.frame["state"].is_in(states).fill_null(False).to_numpy()
+        return self._states[states]
 
     def group(self, name: str) -> Hashes:
         """Hash of the row's group, kept once made, shape (n,); only equality means anything."""

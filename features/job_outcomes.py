@@ -55,9 +55,7 @@ def failure_matrix(table: JobTable, history: JobHistory, moments: Ints, known: M
 def outcome_matrix(table: JobTable, history: JobHistory, moments: Ints) -> Matrix:
     """Columns `OUTCOMES`, shape (n, len(OUTCOMES))."""
     matrix = np.empty((table.count, len(OUTCOMES)), dtype=np.float32)
-    states = history.table.frame["state"]
-    kinds = {name: states.is_in(held).fill_null(False).to_numpy() for name, held in KINDS}
-    kinds["cancelled"] = (states == "CANCELLED").fill_null(False).to_numpy()
+    kinds = {name: history.table.is_state(held) for name, held in (*KINDS, ("cancelled", ("CANCELLED",)))}
     own = history.own_rows(table)
     for number, group in enumerate(OUTCOME_GROUPS):
         codes = table.group(group)

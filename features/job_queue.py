@@ -175,6 +175,8 @@ class QueueState:
         is_in = [False] * len(rows)
         busy = 0.0
         came = went = 0
+        known: dict[tuple[float, int], float] = {}  # width and own place → answer, while nothing starts or ends
+        known_at = None
         result = np.full(len(moments), np.nan)
         for query in order.tolist():
             moment = int(moments[query])
@@ -196,7 +198,13 @@ class QueueState:
             needed = width[query] - (capacity[query] - others)
             if width[query] > capacity[query]:
                 continue
-            now_s = float(_since_2000(moments[query : query + 1])[0])
+            if moment != known_at:
+                known, known_at = {}, moment
+                now_s = float(_since_2000(moments[query : query + 1])[0])
+            asked = (float(width[query]), mine if mine >= 0 and is_in[mine] else -1)
+            if asked in known:
+                result[query] = known[asked]
+                continue
             until = now_s
             for end_s, k in running:
                 if needed <= 0:
@@ -206,7 +214,7 @@ class QueueState:
                 needed -= widths[k]
                 # Past its expected end it is thought to go on for half as long as it has run.
                 until = max(until, end_s if end_s > now_s else now_s + 0.5 * (now_s - start_s[k]))
-            result[query] = np.log1p(until - now_s)
+            result[query] = known[asked] = np.log1p(until - now_s)
         return result
 
 

@@ -6,7 +6,8 @@ Here belong the words alone; not the arithmetic (`models/contributions.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,31 @@ _LEAST = float(np.log(1.1))  # a factor nearer to 1 is not told
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _UNITS = ((86_400.0, "days"), (3600.0, "h"), (60.0, "min"))
 
-Facts = Mapping[str, float]
+_AT = {name: k for k, name in enumerate(FEATURES)}
+
+
+class _Columns(dict[str, list[float]]):
+    """Columns of a matrix as lists, made when first asked for: a reason needs few of them."""
+
+    def __init__(self, X: NDArray[Any]) -> None:
+        super().__init__()
+        self._X = X
+
+    def __missing__(self, name: str) -> list[float]:
+        self[name] = values = self._X[:, _AT[name]].astype(np.float64).tolist()
+        return values
+
+
+class Facts:
+    """Features of one job by name."""
+
+    __slots__ = ("_columns", "_row")
+
+    def __init__(self, columns: _Columns, row: int) -> None:
+        self._columns, self._row = columns, row
+
+    def __getitem__(self, name: str) -> float:
+        return self._columns[name][self._row]
 
 
 def in_words(contributions: Contributions, X: NDArray[Any], users: Sequence[str | None]) -> list[tuple[str, ...]]:
@@ -36,13 +61,14 @@ def in_words(contributions: Contributions, X: NDArray[Any], users: Sequence[str 
     order = np.argsort(-np.abs(contributions.parts), axis=1, kind="stable")[:, : MOST_REASONS - 1].tolist()
     parts, usual_s = contributions.parts.tolist(), np.exp(contributions.usual_log).tolist()
     moved = contributions.parts.sum(axis=1).tolist()
+    columns, plain = _Columns(np.asarray(X)), {user: _plain(user) for user in set(users)}
     out = []
-    for i, row in enumerate(np.asarray(X, dtype=np.float64).tolist()):
-        facts, user = dict(zip(FEATURES, row, strict=True)), _plain(users[i])
+    for i, groups in enumerate(order):
+        facts, user, mine = Facts(columns, i), plain[users[i]], parts[i]
         told = [_headline(moved[i], usual_s[i])]
-        for group in order[i]:
-            if abs(parts[i][group]) >= _LEAST:
-                told.append(f"×{_number(np.exp(parts[i][group]))}: {_FACTS[GROUPS[group]](facts, user)}")
+        for group in groups:
+            if abs(mine[group]) >= _LEAST:
+                told.append(f"×{_number(math.exp(mine[group]))}: {_FACTS[GROUPS[group]](facts, user)}")
         out.append(tuple(text[:MOST_CHARACTERS] for text in told))
     return out
 
@@ -56,7 +82,7 @@ def duration_words(seconds: float) -> str:
 
 
 def _headline(moved_log: float, usual_s: float) -> str:
-    factor = _number(np.exp(abs(moved_log)))
+    factor = _number(math.exp(abs(moved_log)))
     if abs(moved_log) < _LEAST:
         return f"about as long as usual here ({duration_words(usual_s)})"
     return f"about {factor}× {'longer' if moved_log > 0 else 'shorter'} than usual here ({duration_words(usual_s)})"
@@ -80,7 +106,7 @@ def _is_known(value: float) -> bool:
 
 
 def _count(value_log1p: float) -> int:
-    return round(np.expm1(value_log1p)) if _is_known(value_log1p) else 0
+    return round(math.expm1(value_log1p)) if _is_known(value_log1p) else 0
 
 
 def _counted(number: int, noun: str) -> str:
@@ -90,10 +116,10 @@ def _counted(number: int, noun: str) -> str:
 def _newest(facts: Facts, group: str, whose: str) -> str:
     """Of a group's newest runs: how many, their median, and the newest where it differs."""
     seen = min(_count(facts[f"{group}_count"]), RECENT)
-    last = np.exp(facts[f"{group}_last1"])
+    last = math.exp(facts[f"{group}_last1"])
     if seen == 1:
         return f"the last run {whose} took {duration_words(last)}"
-    text = f"the last {seen} runs {whose} took {duration_words(np.exp(facts[f'{group}_median']))}"
+    text = f"the last {seen} runs {whose} took {duration_words(math.exp(facts[f'{group}_median']))}"
     if abs(facts[f"{group}_median"] - facts[f"{group}_last1"]) >= _LEAST:
         text += f", the newest {duration_words(last)}"
     return text
@@ -104,7 +130,7 @@ def _request(facts: Facts, _: str) -> str:
         [("gpus", "GPU"), ("nodes", "node")] if _count(facts["asked_gpus"]) else [("cpus", "CPU"), ("nodes", "node")]
     )
     asked = [_counted(_count(facts[f"asked_{name}"]), noun) for name, noun in sizes if _count(facts[f"asked_{name}"])]
-    limit = f"up to {duration_words(np.exp(facts['asked_limit']))}" if _is_known(facts["asked_limit"]) else "no limit"
+    limit = f"up to {duration_words(math.exp(facts['asked_limit']))}" if _is_known(facts["asked_limit"]) else "no limit"
     return f"asks for {' on '.join(asked) or 'no known size'}, {limit}"
 
 
@@ -123,8 +149,8 @@ def _user(facts: Facts, user: str) -> str:
 def _alike(facts: Facts, user: str) -> str:
     if not _is_known(facts["kernel_q45"]):
         return f"no run by {user} has ended that it could be compared with"
-    low, high = (duration_words(np.exp(facts[f"kernel_q{level}"])) for level in ("25", "75"))
-    middle = duration_words(np.exp((facts["kernel_q45"] + facts["kernel_q55"]) / 2))
+    low, high = (duration_words(math.exp(facts[f"kernel_q{level}"])) for level in ("25", "75"))
+    middle = duration_words(math.exp((facts["kernel_q45"] + facts["kernel_q55"]) / 2))
     spread = "" if low == high else f", half of them between {low} and {high}"
     return f"the runs by {user} most like it took {middle}{spread}"
 
@@ -133,7 +159,7 @@ def _siblings(facts: Facts, user: str) -> str:
     for group, which in (("key", " of this size and limit"), ("user", "")):
         running = facts[f"started_{group}_running"]
         if running > 0:
-            longest = duration_words(np.exp(facts[f"started_{group}_elapsed_high"]))
+            longest = duration_words(math.exp(facts[f"started_{group}_elapsed_high"]))
             has = "has run" if running == 1 else "have run, the longest"
             return f"{_counted(round(running), 'job')}{which} by {user} {has} for {longest} and not ended"
     return f"no other job by {user} is running"

@@ -14,14 +14,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.compiled import compiled
+from features.compiled import compiled, in_threads
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
 
 Floats = NDArray[np.float64]
 
 LEVELS: Floats = np.array([0.01, 0.025, *np.arange(0.05, 0.96, 0.05).round(2), 0.975, 0.99])
 MEDIAN = int(np.flatnonzero(LEVELS == 0.5)[0])
-_ROWS = 4_000  # rows sorted at a time: bounds memory
+_ROWS = 1_000  # rows sorted at a time: bounds memory
 DOUBLING = float(np.log(2.0))
 CENTRE_GAINS = (0.15, 0.3)
 
@@ -73,33 +73,66 @@ def pool_points(
     for chosen in (weights, weights if mode_weights is None else mode_weights):
         counts = [np.maximum((~np.isnan(part)).sum(axis=1), 1) for part in parts]
         shares.append(np.stack([w / k for w, k in zip(chosen, counts, strict=True)], axis=1).astype(np.float64))
-    for first in range(0, n, _ROWS):
-        rows = slice(first, first + _ROWS)
-        values = np.concatenate([part[rows] for part in parts], axis=1).astype(np.float64)
-        _summarise(
-            np.minimum(values, top[rows, None]), component, shares[0][rows], shares[1][rows], LEVELS,
-            np.asarray(CENTRE_GAINS), out.curves[rows], out.modes[rows], out.centres[rows],
-        )  # fmt: skip
+
+    def work(share: slice) -> None:
+        for first in range(share.start, share.stop, _ROWS):
+            rows = slice(first, min(first + _ROWS, share.stop))
+            # Samples are kept in single precision; sorting them needs no more.
+            values = np.concatenate([part[rows] for part in parts], axis=1).astype(np.float32, copy=False)
+            _summarise(
+                values.view(np.uint32), values, top[rows], component, shares[0][rows], shares[1][rows], LEVELS,
+                np.asarray(CENTRE_GAINS), out.curves[rows], out.modes[rows], out.centres[rows],
+            )  # fmt: skip
+
+    in_threads(work, n)
     return out
 
 
 @compiled
+def _sort(bits: NDArray[np.uint32], keys: Any, order: Any, counts: NDArray[np.int32]) -> int:
+    """Write the order of single-precision values, told by their bits, to `order[0]`; NaN goes last. Stable."""
+    width = len(bits)
+    counts[:] = 0
+    for k in range(width):
+        key = bits[k] ^ (np.uint32(0xFFFFFFFF) if bits[k] >> np.uint32(31) else np.uint32(0x80000000))
+        if (bits[k] & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):  # NaN, whatever its sign
+            key = np.uint32(0xFFFFFFFF)
+        keys[0, k], order[0, k] = key, k
+        for digit in range(4):
+            counts[digit, (key >> np.uint32(8 * digit)) & np.uint32(255)] += 1
+    here = 0
+    for digit in range(4):
+        at = 0
+        for d in range(256):
+            counts[digit, d], at = at, at + counts[digit, d]
+        for k in range(width):
+            d = (keys[here, k] >> np.uint32(8 * digit)) & np.uint32(255)
+            place = counts[digit, d]
+            counts[digit, d] = place + 1
+            keys[1 - here, place], order[1 - here, place] = keys[here, k], order[here, k]
+        here = 1 - here
+    return here
+
+
+@compiled
 def _summarise(
-    values: Floats, component: NDArray[np.int64], share: Floats, mode_share: Floats, levels: Floats, gains: Floats,
-    curves: Floats, modes: Floats, centres: Floats,
+    bits: NDArray[np.uint32], values: NDArray[np.float32], top: Floats, component: NDArray[np.int64], share: Floats,
+    mode_share: Floats, levels: Floats, gains: Floats, curves: Floats, modes: Floats, centres: Floats,
 ) -> None:  # fmt: skip
     """Quantiles (the smallest sample at which the weight reaches the level), the fullest window, the centres."""
     n, width = values.shape
     below, above = -np.log(0.75), np.log(1.25)  # ln(forecast ÷ actual) may lie between −below and above
     ordered, weight, mode_weight = np.empty(width), np.empty(width), np.empty(width)
+    keys, orders = np.empty((2, width), np.uint32), np.empty((2, width), np.int32)
+    counts = np.empty((4, 256), np.int32)
     for i in range(n):
-        order = np.argsort(values[i])
+        order = orders[_sort(bits[i], keys, orders, counts)]
         count = width
         while count > 0 and np.isnan(values[i, order[count - 1]]):
             count -= 1
         total, moment = 0.0, 0.0
         for k in range(count):
-            ordered[k] = values[i, order[k]]
+            ordered[k] = min(np.float64(values[i, order[k]]), top[i])
             weight[k] = share[i, component[order[k]]]
             mode_weight[k] = mode_share[i, component[order[k]]]
             total += weight[k]
@@ -154,18 +187,30 @@ def level_of(curves: Floats, values: Floats) -> Floats:
 
     On a flat stretch the middle of it. Below the first level half of it is left, above the last likewise.
     """
-    last = len(LEVELS) - 1
-    below = np.sum(curves < values[:, None] - 1e-9, axis=1)
-    upto = np.sum(curves <= values[:, None] + 1e-9, axis=1)
-    rows = np.arange(len(curves))
-    left, right = np.clip(below - 1, 0, last), np.clip(below, 0, last)
-    width = curves[rows, right] - curves[rows, left]
-    share = np.divide(values - curves[rows, left], width, out=np.zeros(len(curves)), where=width > 0)
-    between = LEVELS[left] + np.clip(share, 0, 1) * (LEVELS[right] - LEVELS[left])
-    flat = (LEVELS[np.clip(below, 0, last)] + LEVELS[np.clip(upto - 1, 0, last)]) / 2
-    level = np.where(upto > below, flat, between)
-    level = np.where(upto == 0, LEVELS[0] / 2, level)
-    return np.where(below == len(LEVELS), (1 + LEVELS[-1]) / 2, level)
+    out = np.empty(len(curves))
+    _level_of(np.asarray(curves, dtype=np.float64), np.asarray(values, dtype=np.float64), LEVELS, out)
+    return out
+
+
+@compiled
+def _level_of(curves: Floats, values: Floats, levels: Floats, out: Floats) -> None:
+    last = len(levels) - 1
+    for i in range(len(curves)):
+        below, upto = 0, 0
+        for k in range(len(levels)):
+            below += curves[i, k] < values[i] - 1e-9
+            upto += curves[i, k] <= values[i] + 1e-9
+        if below == len(levels):
+            out[i] = (1 + levels[last]) / 2
+        elif upto == 0:
+            out[i] = levels[0] / 2
+        elif upto > below:
+            out[i] = (levels[below] + levels[upto - 1]) / 2
+        else:
+            left, right = max(below - 1, 0), below
+            width = curves[i, right] - curves[i, left]
+            share = (values[i] - curves[i, left]) / width if width > 0 else 0.0
+            out[i] = levels[left] + min(max(share, 0.0), 1.0) * (levels[right] - levels[left])
 
 
 def cap(curves: Floats, limit_s: Floats) -> Floats:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from features.compiled import in_threads
 
 Matrix = NDArray[np.float32]
 
@@ -21,6 +23,7 @@ BINS = 4_096  # of the targets' range, for ranks
 STRETCH = 3.0
 NEAR = 0.01  # a rank this near to the middle moves by the slope at the middle
 _MISSING = np.float32(-9.0)  # below every logarithm of seconds or counts
+_ARRAYS = ("feature", "threshold", "right", "roots", "samples", "leaf_rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Forest:
         roots: First node of each tree, int64, shape (trees,).
         samples: Training targets kept per leaf, float32, shape (leaves, samples per leaf).
         leaf_rows: Training rows of each leaf, int32, shape (leaves,).
+        ranks: What `explained` works out once of these: bounds of ranks, and mean rank of each node.
     """
 
     feature: NDArray[np.int16]
@@ -59,6 +63,9 @@ class Forest:
     roots: NDArray[np.int64]
     samples: NDArray[np.float32]
     leaf_rows: NDArray[np.int32]
+    ranks: list[tuple[float, float, NDArray[np.float64], NDArray[np.float32]]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def fit(cls, X: Matrix, y: NDArray[Any], size: ForestSize, *, seed: int, threads: int) -> Forest:
@@ -101,7 +108,10 @@ class Forest:
         from models.trees import walk
 
         leaf = np.empty((len(X), len(self.roots)), dtype=np.int32)
-        walk(_fill(X), self.feature, self.threshold, self.right, self.roots, leaf)
+        filled = _fill(X)
+        in_threads(
+            lambda rows: walk(filled[rows], self.feature, self.threshold, self.right, self.roots, leaf[rows]), len(X)
+        )
         return leaf
 
     def explained(self, X: Matrix, group: NDArray[np.int64], groups: int) -> tuple[Matrix, float, NDArray[np.float64]]:
@@ -119,15 +129,17 @@ class Forest:
         Returns:
             Samples as of `draw`; the median of all targets; parts, shape (n, groups), which add up to what is typical.
         """
-        from models.trees import average, trace
+        from models.trees import trace
 
-        low, high = float(self.samples.min()), float(self.samples.max())
-        width = max(high - low, 1e-6) / BINS
-        rank, mean = np.zeros(BINS), np.empty(len(self.feature), dtype=np.float32)
-        average(self.feature, self.right, self.roots, self.samples, self.leaf_rows, low, width, rank, mean)
+        low, width, rank, mean = self._mean_ranks()
         leaf = np.empty((len(X), len(self.roots)), dtype=np.int32)
-        parts = np.zeros((len(X), groups))
-        trace(_fill(X), self.feature, self.threshold, self.right, self.roots, mean, group, leaf, parts)
+        parts, filled = np.zeros((len(X), groups)), _fill(X)
+        in_threads(
+            lambda rows: trace(
+                filled[rows], self.feature, self.threshold, self.right, self.roots, mean, group, leaf[rows], parts[rows]
+            ),
+            len(X),
+        )
         parts /= len(self.roots)
         centres = low + width * (np.arange(BINS) + 0.5)
         moved = parts.sum(axis=1)
@@ -137,14 +149,26 @@ class Forest:
         wanted = (np.median(drawn, axis=1) - base) / np.where(moved == 0, NEAR, moved)
         return drawn, base, parts * np.clip(wanted, slope / STRETCH, slope * STRETCH)[:, None]
 
+    def _mean_ranks(self) -> tuple[float, float, NDArray[np.float64], NDArray[np.float32]]:
+        """Least target, width of a bin, rank of each bin, mean rank of each node: they change with the forest alone."""
+        from models.trees import average
+
+        if not self.ranks:
+            low, high = float(self.samples.min()), float(self.samples.max())
+            width = max(high - low, 1e-6) / BINS
+            rank, mean = np.zeros(BINS), np.empty(len(self.feature), dtype=np.float32)
+            average(self.feature, self.right, self.roots, self.samples, self.leaf_rows, low, width, rank, mean)
+            self.ranks.append((low, width, rank, mean))
+        return self.ranks[0]
+
     def to_arrays(self, prefix: str = "") -> dict[str, NDArray[Any]]:
-        return {f"{prefix}{name}": getattr(self, name) for name in self.__slots__}
+        return {f"{prefix}{name}": getattr(self, name) for name in _ARRAYS}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> Forest:
-        held = {name: arrays[f"{prefix}{name}"] for name in cls.__slots__ if f"{prefix}{name}" in arrays}
+        held = {name: arrays[f"{prefix}{name}"] for name in _ARRAYS if f"{prefix}{name}" in arrays}
         held.setdefault("leaf_rows", np.ones(len(held["samples"]), dtype=np.int32))  # of models kept before it was
-        return cls(**held)
+        return cls(*(held[name] for name in _ARRAYS))
 
 
 def _fill(X: Matrix) -> Matrix:

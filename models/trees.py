@@ -154,8 +154,8 @@ def walk(
     roots: NDArray[np.int64], leaf: NDArray[np.int32],
 ) -> None:  # fmt: skip
     """Write the leaf's number of each row in each tree to `leaf`, shape (n, trees)."""
-    for i in range(len(X)):
-        for k in range(len(roots)):
+    for k in range(len(roots)):  # tree by tree: one at a time stays in the cache
+        for i in range(len(X)):
             node = roots[k]
             while feature[node] >= 0:
                 node = node + 1 if X[i, feature[node]] <= threshold[node] else roots[k] + right[node]
@@ -209,8 +209,8 @@ def trace(
 
     `mean` is of `average`, `group` of shape (f,); added to is `parts`, shape (n, groups), the sum over all trees.
     """
-    for i in range(len(X)):
-        for k in range(len(roots)):
+    for k in range(len(roots)):
+        for i in range(len(X)):
             node = roots[k]
             while feature[node] >= 0:
                 column = feature[node]
