@@ -21,6 +21,7 @@ Quantity = Literal["arrivals", "asked_hours", "in_demand"]
 QUANTITIES: tuple[Quantity, ...] = ("arrivals", "asked_hours", "in_demand")
 
 HOUR = timedelta(hours=1)
+NEVER = np.iinfo(np.int64).max  # a time that is not known yet, µs
 _HOUR_US = 3_600_000_000
 _MIN_LIMITED_RATIO = 0.9  # hours asked for mean nothing where most jobs name no limit
 _NEEDED = ("submit_time", "start_time", "end_time", "gpus", "cpus", "time_limit_s", "queue")
@@ -102,7 +103,7 @@ def hourly_demand(
         raise ValueError(f"jobs lack {', '.join(missing)}; they have {', '.join(jobs.columns)}")
     unit = unit or unit_of(jobs)
     chosen = jobs if queue is None else jobs.filter(pl.col("queue") == queue)
-    known, undated = _known(chosen, now)
+    known, undated = known_jobs(chosen, now)
     last_us = int(now.timestamp()) // 3600 * _HOUR_US
     first_us = int(since.timestamp()) // 3600 * _HOUR_US if since else _first_hour(known, last_us)
     hours = max(0, (last_us - first_us) // _HOUR_US)
@@ -115,24 +116,21 @@ def hourly_demand(
     asked = None
     if inside.any() and is_limited[inside].mean() >= _MIN_LIMITED_RATIO:
         asked = _sums(arrived, np.where(is_limited, size * np.nan_to_num(limit_h), 0.0), inside, hours)
-    never = np.iinfo(np.int64).max
-    over = np.minimum(end, never)
     return HourlyDemand(
         queue=queue,
         unit=unit,
         begin=datetime.fromtimestamp(first_us / 1e6, UTC),
         arrivals=_sums(arrived, np.ones(len(submit)), inside, hours),
         asked_hours=asked,
-        in_use=_standing(start, over, size, first_us, hours),
-        in_demand=_standing(submit, over, size, first_us, hours),
+        in_use=hours_standing(start, end, size, first_us, hours),
+        in_demand=hours_standing(submit, end, size, first_us, hours),
         unsized=int(known[unit].null_count()),
         undated=undated,
     )
 
 
-def _known(jobs: pl.DataFrame, now: datetime) -> tuple[pl.DataFrame, int]:
-    """Jobs with times in µs as known at a moment (unknown: the largest integer), and how many make no sense."""
-    never = np.iinfo(np.int64).max
+def known_jobs(jobs: pl.DataFrame, now: datetime) -> tuple[pl.DataFrame, int]:
+    """Jobs with times in µs as known at a moment (unknown: `NEVER`), and how many make no sense."""
     state = pl.col("state") if "state" in jobs.columns else pl.lit(None, dtype=pl.String)
     came = jobs.filter(pl.col("submit_time").is_null() | (pl.col("submit_time") <= now))
     is_lost = pl.col("end_time").is_null() & ~state.fill_null("RUNNING").is_in(_OPEN_STATES)
@@ -140,7 +138,7 @@ def _known(jobs: pl.DataFrame, now: datetime) -> tuple[pl.DataFrame, int]:
     sound = came.filter(~is_odd)
 
     def until(name: str) -> pl.Expr:
-        return pl.when(pl.col(name) <= now).then(pl.col(name).dt.epoch("us")).otherwise(never).fill_null(never)
+        return pl.when(pl.col(name) <= now).then(pl.col(name).dt.epoch("us")).otherwise(NEVER).fill_null(NEVER)
 
     times = sound.with_columns(
         pl.col("submit_time").dt.epoch("us").alias("submit"),
@@ -164,10 +162,10 @@ def _sums(index: NDArray[np.int64], weights: Floats, inside: NDArray[np.bool_], 
     return np.bincount(index[inside], weights=weights[inside], minlength=hours).astype(np.float64)[:hours]
 
 
-def _standing(
+def hours_standing(
     begin_us: NDArray[np.int64], end_us: NDArray[np.int64], size: Floats, first_us: int, hours: int
 ) -> Floats:
-    """Units of what has begun and not ended at the end of each hour."""
+    """Units of what has begun and not ended at the end of each hour, shape (hours,); the first begins at `first_us`."""
     change = np.zeros(hours + 1)
     # The first end of an hour at or after the moment.
     enter = np.clip(-((first_us - begin_us) // _HOUR_US) - 1, 0, hours)

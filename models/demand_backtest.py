@@ -1,25 +1,26 @@
-"""Walk-forward backtest of demand forecasts: one choice a week on released hours, judged beside the baselines.
+"""Walk-forward backtest of demand forecasts: weights at every hour from released ones, judged beside the baselines.
 
 Here belong the walk and the scores; not the forecaster (`models/demand.py`) nor the drawing of intervals
-(`models/promotion.py`). Blocks of the bootstrap are days.
+(`models/promotion.py`). Baselines get their quantiles as the model does. Blocks of the bootstrap are days.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from features.vocabulary import QUANTILES
-from models.demand import MIN_HOURS, VERSION, choose_at, pinball, spread
-from models.demand_experts import BASELINES, DAY_H, EXPERTS, WEEK_H, Levels, actuals, experts
+from models.demand import HORIZONS_H, MIN_HOURS, VERSION, bands, ladder, pinball, released_hours
+from models.demand_experts import BASELINES, DAY_H, EXPERTS
 from models.promotion import Interval, block_bootstrap, mean_interval
 
 Floats = NDArray[np.float64]
 
 TEST_SHARE = 0.30
+_SHOWN_WEIGHT = 0.005
 _LOW, _HIGH = QUANTILES.index(0.10), QUANTILES.index(0.90)
 
 
@@ -33,7 +34,7 @@ class Judged:
         point: Name → forecast, shape (rows,); the model's name is `VERSION`.
         quantiles: Name → quantiles, shape (rows, quantiles).
         day: Day of each row, for blocks.
-        chosen: Expert in charge → share of the rows.
+        chosen: Expert or pool → its mean weight, where that is not tiny.
     """
 
     horizon_h: int
@@ -44,51 +45,45 @@ class Judged:
     chosen: dict[str, float]
 
 
-def walk(values: Floats, horizon_h: int, *, test_share: float = TEST_SHARE, first_hour: int = 0) -> Judged | None:
-    """Forecast every test hour of a series from what was known `horizon_h` hours before.
+def walk(
+    values: Floats,
+    horizons_h: Sequence[int] = HORIZONS_H,
+    *,
+    test_share: float = TEST_SHARE,
+    first_hour: int = 0,
+    flows: Mapping[int, Floats] | None = None,
+) -> dict[int, Judged]:
+    """Forecast every test hour of a series from what was known at each horizon before.
 
     Args:
         values: Hourly series, shape (hours,).
-        horizon_h: Hours ahead.
+        horizons_h: Hours ahead, rising.
         test_share: Share of the hours, the newest, that is judged.
         first_hour: Number of the first hour since some midnight, for blocks of days.
+        flows: What the jobs at each origin said, as of `demand.ladder`.
 
     Returns:
-        The judged rows; None where the horizon does not fit into the test hours, or no forecast could be judged before.
+        Horizon → the judged rows, without horizons that do not fit into the test hours or of which no forecast could be
+        judged before.
     """
-    levels = Levels(values)
-    said, came = experts(levels, horizon_h), actuals(values, horizon_h)
     begin = int(len(values) * (1 - test_share))
-    origins = np.arange(begin, len(values) + 1 - horizon_h)
-    if not len(origins) or begin - horizon_h < MIN_HOURS:
-        return None
-    names = (VERSION, *BASELINES)
-    point: dict[str, list[Floats]] = {name: [] for name in names}
-    quantiles: dict[str, list[Floats]] = {name: [] for name in names}
-    chosen: dict[str, float] = {}
-    for first in range(int(origins[0]), int(origins[-1]) + 1, WEEK_H):
-        rows = said[first : min(first + WEEK_H, int(origins[-1]) + 1)]
-        for name in names:
-            allowed: Sequence[str] = EXPERTS if name == VERSION else (name,)
-            choice = choose_at(said, came, first, horizon_h, allowed=allowed)
-            if choice is None:
-                band = np.tile(spread(values[:first]), (len(rows), 1))
-                point[name].append(rows[:, EXPERTS.index(BASELINES[0] if name == VERSION else name)])
-                quantiles[name].append(band)
-                continue
-            point[name].append(choice.point(rows))
-            quantiles[name].append(choice.quantiles(rows))
-            if name == VERSION:
-                chosen[choice.name] = chosen.get(choice.name, 0.0) + len(rows) / len(origins)
-    target = origins - 1 + horizon_h
-    return Judged(
-        horizon_h,
-        came[origins],
-        {name: np.concatenate(parts) for name, parts in point.items()},
-        {name: np.concatenate(parts) for name, parts in quantiles.items()},
-        (target + first_hour) // DAY_H,
-        chosen,
-    )
+    found = {}
+    for rung in ladder(values, horizons_h, flows):
+        horizon_h, hedged = rung.horizon_h, rung.hedged
+        origins = np.arange(begin, len(values) + 1 - horizon_h)
+        if not len(origins) or released_hours(begin, horizon_h) < MIN_HOURS:
+            continue
+        points = {VERSION: hedged.point} | {name: rung.said[:, EXPERTS.index(name)] for name in BASELINES}
+        share = hedged.weights[origins].mean(axis=0)
+        found[horizon_h] = Judged(
+            horizon_h,
+            rung.came[origins],
+            {name: point[origins] for name, point in points.items()},
+            {name: bands(point, rung.came, horizon_h, origins) for name, point in points.items()},
+            (origins - 1 + horizon_h + first_hour) // DAY_H,
+            {name: float(weight) for name, weight in zip(hedged.names, share, strict=True) if weight >= _SHOWN_WEIGHT},
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ EXPERTS = (
     *BASELINES, "same_hour_last_day", "same_hour_median", "mean_day", "mean_week", "median_week", "median_month",
     "last_shifted_by_week", "last_shifted_by_day", "day_shifted_by_week", "half_last_week", "half_day_slot",
 )  # fmt: skip
+FLOW_EXPERTS = ("flow", "half_flow")  # only where jobs tell what of demand will have gone
 _SLOTS = 4  # weeks that the same-slot median is of
 _DAYS = 7  # days that the same-hour median is of
 
@@ -48,16 +49,17 @@ class Levels:
         self.slot_day = _or(slot_day, self.mean_day)
 
 
-def experts(levels: Levels, horizon_h: int) -> Floats:
+def experts(levels: Levels, horizon_h: int, flow: Floats | None = None) -> Floats:
     """What every expert says at every origin of the value `horizon_h` hours ahead.
 
     Args:
         levels: The series with its levels.
         horizon_h: Hours from the end of the last known hour to the end of the hour asked for, 1 or more.
+        flow: What the jobs at each origin say (`models/demand_flow.py`), shape (hours + 1,), NaN where unknown.
 
     Returns:
-        Shape (hours + 1, experts), in the order of `EXPERTS`, never negative; the first row, which knows nothing, is
-        NaN. An expert whose past is too short says the last value.
+        Shape (hours + 1, experts), in the order of `EXPERTS`, with a flow those of `FLOW_EXPERTS` behind them; never
+        negative; the first row, which knows nothing, is NaN. An expert whose past is too short says the last value.
 
     Raises:
         ValueError: The horizon is under one hour.
@@ -74,6 +76,9 @@ def experts(levels: Levels, horizon_h: int) -> Floats:
         last + slot - levels.slot_now, last + hour - levels.hour_now, levels.mean_day + slot - levels.slot_day,
         (last + levels.median_week) / 2, (levels.mean_day + slot) / 2,
     ]  # fmt: skip
+    if flow is not None:
+        known = _or(flow, last)
+        rows += [known, (known + last) / 2]
     return np.maximum(np.stack(rows, axis=1), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Demand forecasts of a whole cluster at a moment: every queue, quantity and horizon, and the troughs of inference.
+"""Demand forecasts of a whole cluster at a moment: every queue, quantity and horizon, and daily troughs.
 
 Here the series of `features/demand.py` meet the forecaster; reading jobs and publishing is for `pipelines/demand.py`.
 """
@@ -13,9 +13,10 @@ import polars as pl
 
 from features.demand import HOUR, QUANTITIES, HourlyDemand, hourly_demand, unit_of
 from features.vocabulary import DEMAND_QUANTILE_COLUMNS, schema
-from models.demand import HORIZONS_H, VERSION, DemandError, forecast
+from models.demand import HORIZONS_H, MIN_HOURS, VERSION, DemandError, forecast
 from models.demand_experts import WEEK_H
-from models.demand_windows import ReclaimableWindow, look_ahead, reclaimable_windows
+from models.demand_flow import Flow
+from models.demand_windows import ReclaimableWindow, look_ahead, reclaimable_windows, shows_trough
 
 HISTORY = timedelta(days=110)  # eight weeks of outcomes, two weeks ahead, four weeks of slots behind the first
 MAX_QUEUES = 30  # the busiest; others are in the whole
@@ -30,7 +31,7 @@ class DemandNow:
 
     Attributes:
         rows: Columns of `out_demand` but cluster and when it was made; `queue` is null for all queues together.
-        windows: Reclaimable windows by inference queue.
+        windows: Reclaimable windows by queue, of those that hold inference services or show a daily trough.
         short: Queues with too little history for a forecast, with the reason.
     """
 
@@ -45,12 +46,14 @@ def forecast_demand(
 ) -> DemandNow:  # fmt: skip
     """Forecast demand of a cluster and of its busiest queues, fitted on the history itself.
 
-    The capacity of an inference queue is the highest demand of its last four weeks: what it is kept ready for.
+    Reclaimable windows are looked for in the queues named, and in every queue that shows a daily trough. The capacity
+    of a named queue is the highest demand of its last four weeks: what it is kept ready for. That of another is the
+    most that it had in use, since what waits there is no capacity.
 
     Args:
         jobs: Canonical jobs of one cluster; older than `HISTORY` does not count.
         now: The moment, UTC.
-        inference_queues: Queues that hold inference services.
+        inference_queues: Queues that hold inference services, whether or not they show a trough.
         min_units: Units that a reclaimable window leaves free at least.
         horizons_h: Hours ahead, counted from the last full hour.
     """
@@ -66,26 +69,31 @@ def forecast_demand(
     unit = unit_of(jobs)
     by_queue = {name: part for (name,), part in jobs.partition_by("queue", as_dict=True).items()}
     rows: list[dict] = []
-    for queue in [None, *dict.fromkeys([*sorted(busiest), *inference])]:
-        part = jobs if queue is None else by_queue.get(queue, jobs.clear())
-        counted = hourly_demand(part, now, queue=queue, since=since, unit=unit)
+    queues = list(dict.fromkeys([*sorted(busiest), *inference]))
+    whole = hourly_demand(jobs, now, since=since, unit=unit)
+    flow = Flow(jobs, now, whole.begin, whole.hours, unit, queues) if whole.hours >= MIN_HOURS else None
+    for queue in [None, *queues]:
+        counted = whole
+        if queue is not None:
+            counted = hourly_demand(by_queue.get(queue, jobs.clear()), now, queue=queue, since=since, unit=unit)
         try:
-            rows += _rows(counted, horizons_h)
-            if queue in inference:
-                found.windows[str(queue)] = _windows(counted, min_units)
+            rows += _rows(counted, horizons_h, flow)
+            if queue in inference or (queue is not None and shows_trough(counted.in_demand, min_units)):
+                found.windows[queue] = _windows(counted, min_units, is_named=queue in inference)
         except DemandError as error:
             found.short[queue or "all queues"] = str(error)
     found.rows = pl.DataFrame(rows, schema=types)
     return found
 
 
-def _rows(counted: HourlyDemand, horizons_h: Sequence[int]) -> list[dict]:
+def _rows(counted: HourlyDemand, horizons_h: Sequence[int], flow: Flow | None) -> list[dict]:
     rows = []
     for quantity in QUANTITIES:
         values = counted.values(quantity)
         if values is None:
             continue
-        for made in forecast(values, horizons_h):
+        flows = flow.forecast(values, counted.queue) if flow is not None and quantity == "in_demand" else None
+        for made in forecast(values, horizons_h, flows):
             rows.append(
                 {
                     "queue": counted.queue,
@@ -102,10 +110,11 @@ def _rows(counted: HourlyDemand, horizons_h: Sequence[int]) -> list[dict]:
     return rows
 
 
-def _windows(counted: HourlyDemand, min_units: int) -> list[ReclaimableWindow]:
-    values = counted.in_demand
-    capacity = float(values[-_CAPACITY_H:].max())
-    return reclaimable_windows(look_ahead(values, LOOK_AHEAD_H), counted.end, capacity, min_units=min_units)
+def _windows(counted: HourlyDemand, min_units: int, *, is_named: bool) -> list[ReclaimableWindow]:
+    held = counted.in_demand if is_named else counted.in_use
+    capacity = float(held[-_CAPACITY_H:].max())
+    ahead = look_ahead(counted.in_demand, LOOK_AHEAD_H)
+    return reclaimable_windows(ahead, counted.end, capacity, min_units=min_units)
 
 
 _MADE = (

@@ -1,7 +1,7 @@
 """Troughs of a demand as windows in which units can be lent out: when, how many, and how often such a promise held.
 
-For queues that hold inference services, whose demand rises and falls with the day. Pure; which queues those are stands
-in the settings, the forecast behind it in `models/demand.py`.
+For queues whose demand rises and falls with the day, as that of inference services does. Pure; which queues are named
+as such stands in the settings, the forecast behind it in `models/demand.py`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from features.demand import HOUR
 from features.vocabulary import QUANTILES
-from models.demand import MIN_HOURS, WINDOW_H, DemandError, choose_at
-from models.demand_experts import Levels, actuals, experts
+from models.demand import MIN_HOURS, DemandError, bands, ladder
+from models.demand_experts import DAY_H, WEEK_H
 
 Floats = NDArray[np.float64]
 
 _HIGH = QUANTILES.index(0.90)
+_EXPLAINED, _DEPTH = 0.5, 0.3
+_PAST_H = 4 * WEEK_H  # past origins that a confidence is taken from
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,26 @@ class ReclaimableWindow:
     confidence: float
 
 
+def shows_trough(values: Floats, min_units: int = 1) -> bool:
+    """Whether a demand falls at the same hours of each day, deep enough to be worth lending out.
+
+    The hour of the day explains at least half of the variance of the last four weeks, and its lowest median lies under
+    its highest by three tenths of that and by `min_units`. Under a week of history nothing shows.
+
+    Args:
+        values: Units in demand at the end of each hour, oldest first, shape (hours,).
+        min_units: Units that a window would leave free at least.
+    """
+    if len(values) < WEEK_H:
+        return False
+    days = min(len(values), _PAST_H) // DAY_H
+    by_day = values[-days * DAY_H :].reshape(days, DAY_H)
+    usual = np.median(by_day, axis=0)
+    whole, left = float(np.var(by_day)), float(np.mean(np.square(by_day - usual)))
+    depth = float(usual.max() - usual.min())
+    return whole > 0 and left <= (1 - _EXPLAINED) * whole and depth >= max(_DEPTH * usual.max(), min_units)
+
+
 def look_ahead(values: Floats, hours: int = 72) -> Ahead:
     """Forecast the upper edge of demand for each of the coming hours.
 
@@ -66,18 +88,17 @@ def look_ahead(values: Floats, hours: int = 72) -> Ahead:
     """
     count = len(values)
     last = count - hours  # the newest origin of which every hour ahead is known
-    first = max(1, last + 1 - WINDOW_H)
+    first = max(MIN_HOURS + hours, last + 1 - _PAST_H)
     if last + 1 - first < MIN_HOURS:
-        raise DemandError(f"{count} h of history; {hours + MIN_HOURS} h at least are needed to look {hours} h ahead")
-    levels = Levels(values)
+        needed = 2 * (hours + MIN_HOURS) - 1
+        raise DemandError(f"{count} h of history; {needed} h at least are needed to look {hours} h ahead")
     q90 = np.empty(hours)
     excess = np.empty((last + 1 - first, hours))
-    for hour in range(1, hours + 1):
-        said, came = experts(levels, hour), actuals(values, hour)
-        choice = choose_at(said, came, count, hour)
-        assert choice is not None  # as many outcomes are known as were asked for above
-        q90[hour - 1] = choice.quantiles(said[-1:])[0, _HIGH]
-        excess[:, hour - 1] = came[first : last + 1] - choice.quantiles(said[first : last + 1])[:, _HIGH]
+    past = np.arange(first, last + 1)
+    for rung in ladder(values, range(1, hours + 1)):
+        hour, point = rung.horizon_h, rung.hedged.point
+        q90[hour - 1] = bands(point, rung.came, hour, np.array([count]))[0, _HIGH]
+        excess[:, hour - 1] = rung.came[past] - bands(point, rung.came, hour, past, step_h=3 * DAY_H)[:, _HIGH]
     return Ahead(q90, excess)
 
 

@@ -13,11 +13,12 @@ import pytest
 
 from features.demand import QUANTITIES, hourly_demand
 from features.vocabulary import QUANTILES
-from models.demand import HORIZONS_H, VERSION, DemandError, choose, forecast, pinball
+from models.demand import HORIZONS_H, VERSION, DemandError, bands, forecast, hedge, ladder, pinball
 from models.demand_backtest import ratio, scores, walk
 from models.demand_experts import BASELINES, EXPERTS, Levels, actuals, experts
+from models.demand_flow import FLOW_HORIZONS_H, Flow
 from models.demand_live import forecast_demand
-from models.demand_windows import Ahead, look_ahead, reclaimable_windows
+from models.demand_windows import Ahead, look_ahead, reclaimable_windows, shows_trough
 from pipelines.demand import demand_lines
 from pipelines.settings import parse_settings
 from pipelines.steps import publish_demand_of
@@ -158,21 +159,32 @@ def test_quantiles_never_cross_and_are_never_negative(seed: int) -> None:
             assert np.all(found.quantiles >= 0)
 
 
-def test_a_choice_is_never_worse_than_the_best_baseline_where_it_was_made() -> None:
+def test_weights_find_the_best_expert_and_start_with_all() -> None:
     rng = np.random.default_rng(5)
-    for values in (weekly(8), np.cumsum(rng.normal(0, 1, 1300)) + 100, rng.poisson(4, 1300).astype(float)):
-        for horizon_h in (1, 12, 168):
-            said, came = experts(Levels(values), horizon_h)[24:], actuals(values, horizon_h)[24:]
-            rows = np.isfinite(came)
-            choice = choose(said[rows], came[rows])
-            loss = np.abs(choice.point(said[rows]) - came[rows]).mean()
-            base = min(np.abs(said[rows][:, EXPERTS.index(name)] - came[rows]).mean() for name in BASELINES)
-            assert loss <= base * (1 + 1e-9)
+    for values in (weekly(12), np.cumsum(rng.normal(0, 1, 2016)) + 100, rng.poisson(4, 2016).astype(float)):
+        for rung in ladder(values, (1, 12, 168)):
+            late = np.arange(1000, len(values) + 1 - rung.horizon_h)
+            loss = np.abs(rung.hedged.point[late] - rung.came[late]).mean()
+            base = np.abs(rung.said[late][:, : len(BASELINES)] - rung.came[late][:, None]).mean(axis=0).min()
+            assert loss <= 1.08 * base
+    weights = rung.hedged.weights
+    assert np.allclose(weights.sum(axis=1), 1.0)
+    assert weights[100].max() < 0.5  # nothing of a week ahead is released yet; shorter horizons hardly told
+
+
+def test_one_block_of_evidence_moves_little_and_a_shorter_horizon_is_leaned_on() -> None:
+    values = np.full(400, 50.0)
+    values[:200:2] = 0.0  # the first days mislead
+    said, came = experts(Levels(values), 168), actuals(values, 168)
+    alone = hedge(said, came, 168)
+    short = hedge(experts(Levels(values), 72), actuals(values, 72), 72)
+    leaning = hedge(said, came, 168, short)
+    assert np.all(alone.evidence[:169] == 0)
+    assert np.allclose(leaning.evidence - alone.evidence, 0.4 * short.evidence)
 
 
 def test_a_weekly_shape_is_foreseen_and_the_interval_holds() -> None:
-    judged = walk(weekly(20), 24)
-    assert judged is not None
+    judged = walk(weekly(20), [24])[24]
     found = {score.who: score for score in scores([judged], draws=200)}
     model = next(score for who, score in found.items() if who not in BASELINES)
     assert model.mae.value < 0.9 * found["same_hour_last_week"].mae.value
@@ -188,9 +200,9 @@ def test_the_walk_uses_nothing_it_could_not_know() -> None:
     later = values.copy()
     later[1500:] = rng_noise = np.random.default_rng(9).uniform(0, 500, len(values) - 1500)
     assert rng_noise.size
-    clean, scrambled = walk(values, 24), walk(later, 24)
-    assert clean is not None
-    assert scrambled is not None
+    flow = {24: np.concatenate([[np.nan], values]) + 1}
+    flow_later = {24: np.concatenate([[np.nan], later]) + 1}  # a flow at an origin knows what the series does there
+    clean, scrambled = (walk(v, [6, 24], flows=f)[24] for v, f in ((values, flow), (later, flow_later)))
     begin = int(len(values) * 0.7)
     same = 1500 - begin  # origins that know only hours before 1500
     for name, said in clean.point.items():
@@ -211,6 +223,58 @@ def test_pinball_by_hand() -> None:
     flat = np.full((1, len(QUANTILES)), 10.0)
     levels = np.array(QUANTILES)
     assert pinball(flat, np.array([12.0]))[0] == pytest.approx(2 * levels.mean())
+
+
+def test_quantiles_rest_on_errors_that_are_released() -> None:
+    values = weekly(10)
+    point, came = np.concatenate([[np.nan], values]), actuals(values, 24)
+    later = came.copy()
+    later[1200 - 24 + 1 :] = 9_999.0  # not known at origin 1200
+    clean, scrambled = (bands(point, known, 24, np.arange(1177, 1201)) for known in (came, later))
+    assert np.array_equal(clean, scrambled)
+    wide, short = (bands(point[:n], came[:n], 24, np.array([n - 1]))[0] for n in (1500, 75))
+    levels = np.array(QUANTILES)
+    assert np.allclose(wide[levels == 0.5], point[1499])
+    assert short[-1] - short[0] > 0
+
+
+# --- what the jobs that stand tell ------------------------------------------------------------------------------------
+
+
+def test_jobs_that_end_together_are_foreseen() -> None:
+    rows = []
+    for day in range(40):  # 8 GPUs for 5 h from 06:30 each day, and 2 that never end
+        rows.append((24.0 * day + 6.5, 24.0 * day + 6.5, 24.0 * day + 11.4, 8))
+    jobs = jobs_frame((0.0, 0.1, None, 2), *rows).with_columns(
+        pl.lit("ada").alias("user"), pl.lit(36_000, dtype=pl.Int64).alias("time_limit_s")
+    )
+    counted = hourly_demand(jobs, at(960))
+    flow = Flow(jobs, at(960), counted.begin, counted.hours, counted.unit, ["a"])
+    said = flow.forecast(counted.in_demand)
+    assert set(said) == set(FLOW_HORIZONS_H)
+    origins = 24 * 35 + np.arange(24)
+    assert np.isnan(said[1][: 24 * 7]).all()
+    assert np.mean(said[1][origins] == counted.in_demand[origins]) >= 22 / 24
+    last = np.abs(counted.in_demand[origins - 1] - counted.in_demand[origins]).mean()
+    assert np.abs(said[1][origins] - counted.in_demand[origins]).mean() < last
+    part = hourly_demand(jobs.filter(pl.col("queue") == "a"), at(960), queue="a", since=T0)
+    assert np.nanmax(flow.forecast(part.in_demand, "a")[3]) <= 10
+
+
+def test_what_jobs_tell_is_the_same_whatever_came_later() -> None:
+    jobs = random_jobs(count=900, hours=700)
+    whole = hourly_demand(jobs, at(700), unit="gpus")
+    said = Flow(jobs, at(700), whole.begin, whole.hours, "gpus").forecast(whole.in_demand)
+    for hours in (300, 555):
+        then = hourly_demand(jobs, at(hours), unit="gpus")
+        moved = jobs.with_columns(
+            pl.when(pl.col("end_time") > at(hours)).then(at(690)).otherwise("end_time").alias("end_time"),
+            pl.when(pl.col("start_time") > at(hours)).then(at(680)).otherwise("start_time").alias("start_time"),
+        )
+        for known in (jobs, moved):
+            again = Flow(known, at(hours), then.begin, then.hours, "gpus").forecast(then.in_demand)
+            for horizon_h, values in again.items():
+                assert np.array_equal(values, said[horizon_h][: then.hours + 1], equal_nan=True)
 
 
 # --- troughs ----------------------------------------------------------------------------------------------------------
@@ -241,6 +305,18 @@ def test_nights_of_a_service_are_found_and_held_back_when_history_is_short() -> 
     assert all(40 <= w.units <= 50 and w.confidence >= 0.5 for w in found)
     with pytest.raises(DemandError, match="to look 48 h ahead"):
         look_ahead(serving[:60], 48)
+
+
+def test_a_trough_shows_only_where_the_day_explains_it() -> None:
+    rng = np.random.default_rng(2)
+    hour = np.arange(4 * 168)
+    serving = np.where(hour % 24 < 8, 16.0, 64.0) + rng.integers(0, 3, len(hour))
+    assert shows_trough(serving)
+    assert not shows_trough(serving, min_units=60)
+    assert not shows_trough(serving[:100])
+    assert not shows_trough(rng.uniform(16, 64, len(hour)))
+    assert not shows_trough(160 + serving)  # a fifth of it comes and goes
+    assert not shows_trough(np.zeros(500))
 
 
 # --- a cluster --------------------------------------------------------------------------------------------------------
