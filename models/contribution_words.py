@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ MOST_CHARACTERS = 160  # of one reason
 _USER_CHARACTERS = 32
 _LEAST = float(np.log(1.1))  # a factor nearer to 1 is not told
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_KEPT = 8_192  # texts: jobs of an array ask for the same
 _UNITS = ((86_400.0, "days"), (3600.0, "h"), (60.0, "min"))
 
 _AT = {name: k for k, name in enumerate(FEATURES)}
@@ -115,22 +117,31 @@ def _counted(number: int, noun: str) -> str:
 
 def _newest(facts: Facts, group: str, whose: str) -> str:
     """Of a group's newest runs: how many, their median, and the newest where it differs."""
-    seen = min(_count(facts[f"{group}_count"]), RECENT)
-    last = math.exp(facts[f"{group}_last1"])
+    return _newest_words(facts[f"{group}_count"], facts[f"{group}_last1"], facts[f"{group}_median"], whose)
+
+
+@lru_cache(_KEPT)
+def _newest_words(count_log1p: float, last_log: float, median_log: float, whose: str) -> str:
+    seen = min(_count(count_log1p), RECENT)
+    last = math.exp(last_log)
     if seen == 1:
         return f"the last run {whose} took {duration_words(last)}"
-    text = f"the last {seen} runs {whose} took {duration_words(math.exp(facts[f'{group}_median']))}"
-    if abs(facts[f"{group}_median"] - facts[f"{group}_last1"]) >= _LEAST:
+    text = f"the last {seen} runs {whose} took {duration_words(math.exp(median_log))}"
+    if abs(median_log - last_log) >= _LEAST:
         text += f", the newest {duration_words(last)}"
     return text
 
 
 def _request(facts: Facts, _: str) -> str:
-    sizes = (
-        [("gpus", "GPU"), ("nodes", "node")] if _count(facts["asked_gpus"]) else [("cpus", "CPU"), ("nodes", "node")]
-    )
-    asked = [_counted(_count(facts[f"asked_{name}"]), noun) for name, noun in sizes if _count(facts[f"asked_{name}"])]
-    limit = f"up to {duration_words(math.exp(facts['asked_limit']))}" if _is_known(facts["asked_limit"]) else "no limit"
+    return _request_words(facts["asked_gpus"], facts["asked_cpus"], facts["asked_nodes"], facts["asked_limit"])
+
+
+@lru_cache(_KEPT)
+def _request_words(gpus_log1p: float, cpus_log1p: float, nodes_log1p: float, limit_log: float) -> str:
+    gpus, nodes = _count(gpus_log1p), _count(nodes_log1p)
+    sizes = [(gpus, "GPU") if gpus else (_count(cpus_log1p), "CPU"), (nodes, "node")]
+    asked = [_counted(number, noun) for number, noun in sizes if number]
+    limit = f"up to {duration_words(math.exp(limit_log))}" if _is_known(limit_log) else "no limit"
     return f"asks for {' on '.join(asked) or 'no known size'}, {limit}"
 
 

@@ -52,12 +52,13 @@ def pool(parts: Sequence[NDArray[Any]], weights: Sequence[Floats]) -> Floats:
     Returns:
         Curves of shape (n, len(LEVELS)); NaN where a row has no sample of any weight.
     """
-    return pool_points(parts, weights, np.full(len(parts[0]), np.inf)).curves
+    return pool_points(parts, weights, np.full(len(parts[0]), np.inf), gains=()).curves
 
 
 def pool_points(
-    parts: Sequence[NDArray[Any]], weights: Sequence[Floats], top: Floats, mode_weights: Sequence[Floats] | None = None
-) -> Pooled:
+    parts: Sequence[NDArray[Any]], weights: Sequence[Floats], top: Floats,
+    mode_weights: Sequence[Floats] | None = None, gains: Sequence[float] = CENTRE_GAINS,
+) -> Pooled:  # fmt: skip
     """Curves of a mixture, and points of it for different uses.
 
     Args:
@@ -65,10 +66,11 @@ def pool_points(
         weights: As in `pool`.
         top: ln of the longest possible, shape (n,); samples beyond count as it.
         mode_weights: Weights for the modes, where they differ.
+        gains: Of the centres; none spares the time of finding them.
     """
     n = len(parts[0])
     component = np.repeat(np.arange(len(parts)), [part.shape[1] for part in parts])
-    out = Pooled(np.full((n, len(LEVELS)), np.nan), np.full(n, np.nan), np.full((n, len(CENTRE_GAINS)), np.nan))
+    out = Pooled(np.full((n, len(LEVELS)), np.nan), np.full(n, np.nan), np.full((n, len(gains)), np.nan))
     shares = []
     for chosen in (weights, weights if mode_weights is None else mode_weights):
         counts = [np.maximum((~np.isnan(part)).sum(axis=1), 1) for part in parts]
@@ -81,7 +83,7 @@ def pool_points(
             values = np.concatenate([part[rows] for part in parts], axis=1).astype(np.float32, copy=False)
             _summarise(
                 values.view(np.uint32), values, top[rows], component, shares[0][rows], shares[1][rows], LEVELS,
-                np.asarray(CENTRE_GAINS), out.curves[rows], out.modes[rows], out.centres[rows],
+                np.asarray(gains, dtype=np.float64), out.curves[rows], out.modes[rows], out.centres[rows],
             )  # fmt: skip
 
     in_threads(work, n)

@@ -6,6 +6,7 @@ forecaster that uses them (`models/runtime.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.jobs import FEATURES, KERNEL_LEVELS
-from models.curves import Pooled, cap, pool_points
+from models.curves import CENTRE_GAINS, Pooled, cap, pool_points
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -67,11 +68,13 @@ def weights(X: Matrix, mix: Mix, samples: list[NDArray[Any]]) -> list[Floats]:
     return [*(part * (1 - siblings) for part in parts), siblings]
 
 
-def pooled(samples: list[NDArray[Any]], X: Matrix, mix: Mix, limit_s: Floats) -> Pooled:
-    """The mixture, ln(seconds), capped at the limit."""
+def pooled(
+    samples: list[NDArray[Any]], X: Matrix, mix: Mix, limit_s: Floats, gains: Sequence[float] = CENTRE_GAINS
+) -> Pooled:
+    """The mixture, ln(seconds), capped at the limit; without `gains` no centres are looked for."""
     top = np.where(np.isnan(limit_s), np.inf, np.log(np.maximum(limit_s, 1.0)))
     both = replace(mix, ratio=MODE_RATIO)
-    made = pool_points(samples, weights(X, mix, samples), top, weights(X, both, samples))
+    made = pool_points(samples, weights(X, mix, samples), top, weights(X, both, samples), gains)
     return Pooled(cap(made.curves, limit_s), np.clip(made.modes, 0.0, top), np.maximum(made.centres, 0.0))
 
 

@@ -24,7 +24,7 @@ from features.vocabulary import QUANTILES
 from models.arrays import pack_arrays, unpack_arrays
 from models.calibration import MIN_ROWS, Conformal
 from models.contributions import Contributions, Steps, of_mixture, of_recency
-from models.curves import MEDIAN, cap, centred, quantile_frame, read_levels, remaining_s
+from models.curves import CENTRE_GAINS, MEDIAN, cap, centred, quantile_frame, read_levels, remaining_s
 from models.forest import Forest, ForestSize
 from models.mixture import Mix, choose_mix, pooled, weights
 from models.recency import KeyedRecency, stratum
@@ -160,7 +160,7 @@ class RuntimeForecaster:
 
     def _steps(self, samples: list[NDArray[Any]], X: Matrix, limit_s: Floats) -> Steps:
         """The way from samples to the curves."""
-        made = pooled(samples, X, self.mix, limit_s)
+        made = pooled(samples, X, self.mix, limit_s, CENTRE_GAINS if self.centre >= 0 else ())
         corrected = self.conformal.apply(made.curves)
         corrected = corrected if self.centre < 0 else centred(corrected, made.centres[:, self.centre])
         snapped = snapped_curves(corrected, X) if self.is_snapped else corrected
