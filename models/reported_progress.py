@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.job_progress import progress_at
+from features.job_progress import FACTS, progress_at
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES, TIME
 from models.curves import read_levels, rising
 from models.progress_evidence import FLOOR_S, Evidence, estimate, stratum
@@ -62,15 +62,29 @@ def combined(history_s: Floats, plan_s: Floats, p_reached: Floats, left_s: Float
     return rising(np.minimum(out, left_s[:, None]))
 
 
+def known_progress(jobs: pl.DataFrame, reports: pl.DataFrame, at: datetime) -> pl.DataFrame:
+    """What running jobs have reported by a moment: `job_id` and the facts of `progress_at`, for those that did.
+
+    Args:
+        jobs: The live jobs: `job_id`, `start_time`; of one id the newest counts.
+        reports: Rows of `core_job_progress` of these jobs; later ones than `at` change nothing.
+        at: The moment, UTC.
+    """
+    running = jobs.filter(pl.col("start_time") <= at).sort("start_time").unique("job_id", keep="last")
+    asked = running.select("job_id", "start_time", moment=pl.lit(at).cast(TIME))
+    found = asked.select("job_id").hstack(progress_at(asked, reports))
+    return found.filter(pl.col("reported_at").is_not_null())
+
+
 def with_progress(
-    rows: pl.DataFrame, jobs: pl.DataFrame, reports: pl.DataFrame, evidence: Evidence, at: datetime
+    rows: pl.DataFrame, jobs: pl.DataFrame, known: pl.DataFrame, evidence: Evidence, at: datetime
 ) -> pl.DataFrame:
     """Forecast rows in which what is left of reporting jobs follows their reports too.
 
     Args:
         rows: Rows of `out_job_forecasts`.
         jobs: The live jobs: `job_id`, `user`, `name`, `start_time`, `time_limit_s`.
-        reports: Rows of `core_job_progress` of these jobs; later ones than `at` change nothing.
+        known: What they reported, of `known_progress`.
         evidence: What ended jobs have shown.
         at: The moment of the forecast, UTC.
 
@@ -78,14 +92,13 @@ def with_progress(
         The rows in the same order. Where reports tell an end, `remaining` has new quantiles, `SUFFIX` at its
         `model_version`, and the report first among `reasons`.
     """
-    if reports.is_empty() or rows.is_empty():
+    if known.is_empty() or rows.is_empty():
         return rows
-    about = jobs.filter(pl.col("start_time") <= at).select("job_id", "user", "name", "start_time", "time_limit_s")
-    about = about.filter(pl.col("job_id").is_in(reports["job_id"].unique().implode()))
     numbered = rows.with_row_index("row")
+    about = jobs.select("job_id", "user", "name", "start_time", "time_limit_s").unique("job_id", keep="last")
     asked = numbered.filter(pl.col("forecast") == "remaining").select("row", "job_id", *QUANTILE_COLUMNS)
-    asked = asked.join(about.unique("job_id", keep="last"), on="job_id", maintain_order="left")
-    facts = progress_at(asked.with_columns(moment=pl.lit(at).cast(TIME)), reports)
+    asked = asked.join(about, on="job_id", maintain_order="left").join(known, on="job_id", maintain_order="left")
+    facts = asked.select(*FACTS)
     expected_s = estimate(facts, evidence)
     use = (
         ~np.isnan(expected_s)

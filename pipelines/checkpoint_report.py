@@ -7,8 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from models.checkpointing import daly_interval_s, expected_loss, overhead_ratio, young_interval_s
-from models.interruptions import CLASSES, PRIOR_SOURCE, Interruptions, Rate, measure, prior
+from models.interruptions import CLASSES, PRIOR_SOURCE, Interruptions, Rate, prior
 from pipelines.compose import CommandError
+from pipelines.job_evidence import measured_interruptions
 from pipelines.settings import Settings
 
 GPUS_PER_NODE = 8
@@ -30,18 +31,13 @@ def read_interruptions(settings: Settings, cluster: str | None, now: datetime) -
         return prior(), None, "no cluster is configured"
     name = one_cluster(settings, cluster)
     with Store.open(settings.store_url, settings.store_data_path, read_only=True) as store:
-        jobs = store.query(
-            'SELECT nodes, gpus, state, node_list, start_time, end_time FROM core_jobs WHERE "cluster" = ? '
-            "AND start_time IS NOT NULL AND (end_time IS NOT NULL OR state IN ('RUNNING', 'SUSPENDED'))",
-            [name],
-        )
-        faults = store.query('SELECT node, start_time FROM core_faults WHERE "cluster" = ?', [name])
+        rates = measured_interruptions(store, name, now)
         usual = store.query(
             'SELECT gpus FROM core_nodes WHERE "cluster" = ? AND gpus > 0 GROUP BY gpus ORDER BY count(*) DESC, gpus '
             "LIMIT 1",
             [name],
         )
-    return measure(jobs, faults, now), int(usual["gpus"][0]) if usual.height else None, name
+    return rates, int(usual["gpus"][0]) if usual.height else None, name
 
 
 def advise_checkpoints(

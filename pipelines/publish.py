@@ -163,7 +163,7 @@ def job_forecasts(jobs: pl.DataFrame, rows: pl.DataFrame, told: pl.DataFrame | N
 
 
 def _progress(told: Mapping[str, Any] | None) -> JobProgress | None:
-    return told and JobProgress(*(told[name] for name in JobProgress.__struct_fields__))
+    return None if told is None else JobProgress(*(told[name] for name in JobProgress.__struct_fields__))
 
 
 def publish_node_risks(

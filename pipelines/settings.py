@@ -184,6 +184,8 @@ class HintsSettings(_Section):
     window_confidence: Probability = Field(0.9, description="Confidence at which windows are cut.")
     window_guard_s: float = Field(60, ge=0, description="Kept free at the end of a window when a job is fitted, s.")
     plan_lease_s: Seconds = Field(900, description="Length of a planned reservation, s.")
+    checkpoint_s: Seconds = Field(60, description="Time that writing a checkpoint is taken to stop a job, s.")
+    restart_s: float = Field(300, ge=0, description="Time from a failure until a job works again, s.")
 
 
 class ApiSettings(_Section):

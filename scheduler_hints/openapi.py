@@ -33,6 +33,7 @@ from scheduler_hints.schema import (
     DemandForecast,
     ErrorBody,
     JobForecast,
+    JobProgress,
     NodeRisk,
     Quantiles,
     Reclaimable,
@@ -60,6 +61,7 @@ _JOB = JobForecast(
         "about 3× longer than usual here (20 min)", "×2.1: the last 5 runs of this name by ada took 1.2 h",
         "×1.3: asks for 16 GPUs on 2 nodes, up to 4 h",
     ],
+    lost_gpu_hours=0.9, lost_gpu_hours_hardware=0.02, lost_gpu_hours_checkpointed=0.27, checkpoint_interval_s=14_200,
 )  # fmt: skip
 _ITEMS: dict[str, Any] = {
     "bottlenecks": Bottleneck(
@@ -185,6 +187,7 @@ def document() -> bytes:
         [
             *_LIST_TYPES.values(),
             *SHAPES.values(),
+            JobProgress,
             Reclaimable,
             JobAnswer,
             Status,

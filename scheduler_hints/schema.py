@@ -92,12 +92,26 @@ class Quantiles(msgspec.Struct, frozen=True):
     q95_s: float
 
 
+class JobProgress(msgspec.Struct, frozen=True):
+    """What a running job last reported of itself. `step_time_s`: of the newest steps, the median."""
+
+    step: int | None
+    max_steps: int | None
+    step_time_s: float | None
+    phase: str | None
+    reported_at: datetime
+
+
 class JobForecast(msgspec.Struct, frozen=True):
     """What is foreseen for one known job. `remaining` for a running job, `wait` for a pending one.
 
     `p_timeout`, `p_node_failure` and `p_out_of_memory` are parts of `p_fail`; what is left is a failure of its own.
     `reasons` say why it runs as long as foreseen: how far from usual, then up to three groups of facts, each with the
-    factor it moves the median by.
+    factor it moves the median by. Where `remaining` follows reported `progress`, that comes first among them, and
+    `model_version` ends in `+progress`.
+    `lost_gpu_hours`: expected to be lost to any bad end without checkpoints, `lost_gpu_hours_hardware` to node failures
+    alone, `lost_gpu_hours_checkpointed` to these with a checkpoint each `checkpoint_interval_s`, its own time counted;
+    null without GPUs. The interval is null until a failure was seen on the cluster.
     """
 
     cluster: str
@@ -125,6 +139,11 @@ class JobForecast(msgspec.Struct, frozen=True):
     p_node_failure: float | None = None
     p_out_of_memory: float | None = None
     reasons: list[str] = msgspec.field(default_factory=list)
+    lost_gpu_hours: float | None = None
+    lost_gpu_hours_hardware: float | None = None
+    lost_gpu_hours_checkpointed: float | None = None
+    checkpoint_interval_s: float | None = None
+    progress: JobProgress | None = None
 
 
 class ReservationPlan(msgspec.Struct, frozen=True):
