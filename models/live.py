@@ -145,8 +145,7 @@ def forecast_jobs(
     runtime = _rows(facts, quantile_frame(seconds), "runtime", runtime_version, odds).filter(~is_running)
     left = remaining_frame(curves, table, moment)
     remaining = _rows(facts, left, "remaining", runtime_version, odds).filter(is_running)
-    pending = live.filter(~is_running)
-    waiting = JobTable(pending)
+    waiting = JobTable(live.filter(~is_running)) if is_running.any() else table
     wait_version, waits = champions.get("wait")
     found = (waits or WaitForecaster.recent()).frame(wait_matrix(waiting, history, np.full(waiting.count, moment)))
     wait = _rows(

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,16 +22,27 @@ _HISTORY_DAYS = 120.0  # how far back a forecast on request looks for a user's e
 _HISTORY_AGE_S = 120.0
 
 
+@dataclass
+class _Known:
+    """What is kept of one cluster between requests; asked and changed under its lock."""
+
+    champions: Any
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    history: Any = None
+    read_at: float = float("-inf")
+
+
 class RuntimeForecasts:
     """Forecasts runtimes of jobs not yet submitted, for the API: champion models on the history in the store.
 
-    The history of a cluster is read again when it is older than two minutes.
+    Models stay in memory until the registry names others, the prepared history until it is older than two minutes.
+    Jobs of one request are taken each for itself: what is not submitted is no past of another.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._history: dict[str, tuple[float, Any]] = {}
+        self._known: dict[str, _Known] = {}
 
     def __call__(self, cluster: str, jobs: Sequence[dict[str, Any]]) -> list[Any]:
         """One `Quantiles` for each job, in order.
@@ -40,41 +52,47 @@ class RuntimeForecasts:
         """
         import polars as pl
 
-        from features.vocabulary import JOB_COLUMNS, QUANTILE_COLUMNS, schema
-        from models.live import forecast_jobs
-        from models.registry import Registry
+        from features.vocabulary import JOB_COLUMNS, schema
+        from models.live import forecast_runtimes
         from scheduler_hints.errors import ForecastUnavailableError
         from scheduler_hints.schema import Quantiles
 
         now = datetime.now(UTC)
         types = {name: schema("core_jobs")[name] for name in JOB_COLUMNS}
         rows = [
-            {**dict.fromkeys(JOB_COLUMNS), **job, "cluster": cluster, "job_id": f"{i}", "state": "PENDING"}
+            {**dict.fromkeys(JOB_COLUMNS), **job, "cluster": cluster, "job_id": f"?{i}", "state": "PENDING"}
             for i, job in enumerate(jobs)
         ]
         frame = pl.DataFrame(rows, schema=types)
         try:
-            history = self._past(cluster)
-            registry = Registry(self._settings.registry / cluster)
-            forecasts = forecast_jobs(registry, frame, history, now).filter(pl.col("forecast") == "runtime")
+            known = self._of(cluster)
+            with known.lock:
+                _, quantiles = forecast_runtimes(known.champions, frame, self._past(cluster, known), now)
         except Exception as error:
             log.exception("runtime forecast failed")
             raise ForecastUnavailableError(f"no runtime forecast now: {error}") from error
-        by_id = {row["job_id"]: row for row in forecasts.to_dicts()}
-        return [Quantiles(**{name: by_id[f"{i}"][name] for name in QUANTILE_COLUMNS}) for i in range(len(jobs))]
+        return [Quantiles(**row) for row in quantiles.iter_rows(named=True)]
 
-    def _past(self, cluster: str) -> Any:
+    def _of(self, cluster: str) -> _Known:
+        from models.live import Champions
+        from models.registry import Registry
+
         with self._lock:
-            read_at, history = self._history.get(cluster, (float("-inf"), None))
-            if history is None or time.monotonic() - read_at > _HISTORY_AGE_S:
-                from pipelines.compose import open_store
-                from pipelines.job_history import read_jobs
+            if cluster not in self._known:
+                self._known[cluster] = _Known(Champions(Registry(self._settings.registry / cluster)))
+            return self._known[cluster]
 
-                with open_store(self._settings) as store:
-                    since = datetime.now(UTC) - timedelta(days=_HISTORY_DAYS)
-                    history = read_jobs(store, cluster, since)
-                self._history[cluster] = (time.monotonic(), history)
-            return history
+    def _past(self, cluster: str, known: _Known) -> Any:
+        """The prepared history; read again when it has grown old."""
+        if time.monotonic() - known.read_at > _HISTORY_AGE_S:
+            from features.job_history import JobHistory
+            from pipelines.compose import open_store
+            from pipelines.job_history import read_jobs
+
+            with open_store(self._settings) as store:
+                jobs = read_jobs(store, cluster, datetime.now(UTC) - timedelta(days=_HISTORY_DAYS))
+            known.history, known.read_at = JobHistory(jobs), time.monotonic()
+        return known.history
 
 
 class ApiError(Exception):
