@@ -5,7 +5,6 @@ Here belong the decorator and sharing rows among threads; each loop stands in th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -13,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-THREADS = min(2, os.cpu_count() or 1)  # that one call shares its rows among
+THREADS = 2  # that one call shares its rows among
 _FEWEST = 256  # rows a thread is worth starting for
 
 

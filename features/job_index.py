@@ -66,7 +66,9 @@ class EventIndex:
         self._size = np.bincount(group, minlength=numbers.count).astype(np.int64)
         self._room = self._size.copy()
         self._first = np.cumsum(self._size) - self._size
-        self._taken = len(rows)
+        self._taken = len(rows)  # entries of `rows` that belong to a group
+        self._sums: dict[str, Ints] = {}
+        self._stale: dict[str, dict[int, int]] = {}  # of each sum: group → its first entry that has changed since
         self.rows = np.zeros(len(rows), dtype=np.int64)
         self.times = np.zeros(len(rows), dtype=np.int64)
         _lay(group, times, rows, self._first.copy(), self.rows, self.times)
@@ -83,6 +85,138 @@ class EventIndex:
         rows, is_filled = np.empty((len(groups), k), dtype=np.int64), np.empty((len(groups), k), dtype=np.bool_)
         _newest(self.rows, first, last, rows, is_filled)
         return rows, is_filled, last - first
+
+    def total(self, name: str, values: Ints, first: Ints, last: Ints) -> Ints:
+        """Sum over the entries [first, last) of each query; `first` is where its group begins.
+
+        Args:
+            name: Names the values: their sums are kept.
+            values: Value of each row of the history.
+            first: As of `before`, shape (q,).
+            last: As of `before`, shape (q,).
+        """
+        if name not in self._sums:
+            self._sums[name], self._stale[name] = np.zeros(len(self.rows), dtype=np.int64), {}
+            _add_up(self.rows, values, self._first, self._first, self._size, self._sums[name])
+        elif stale := self._stale[name]:
+            groups = np.fromiter(stale, np.int64, len(stale))
+            begin, size = self._first[groups], self._size[groups]
+            since = begin + np.minimum(np.fromiter(stale.values(), np.int64, len(stale)), size)
+            _add_up(self.rows, values, begin, since, size, self._sums[name])
+            stale.clear()
+        sums = self._sums[name]
+        return np.where(last > first, sums[np.maximum(last - 1, 0)], 0) if len(sums) else np.zeros_like(first)
+
+    def later(self, groups: Ints, times: Ints) -> Ints:
+        """Rows of the groups of these numbers whose event came later than the time beside its group; in any order."""
+        found = [np.empty(0, dtype=np.int64)]
+        for group in np.unique(groups).tolist():
+            if group < len(self._size):
+                begin, end = self._first[group], self._first[group] + self._size[group]
+                place = np.searchsorted(self.times[begin:end], times[groups == group].min(), side="right")
+                found.append(self.rows[begin + place : end])
+        return np.concatenate(found)
+
+    def change(self, removed: tuple[Ints, Ints, Ints], added: tuple[Ints, Ints, Ints]) -> None:
+        """Take entries out and put entries in; what it costs grows with them, not with the history.
+
+        Args:
+            removed: Group's number, time and row of each entry that goes.
+            added: The same of each that comes.
+        """
+        more = self._numbers.count - len(self._size)
+        if more > 0:
+            none = np.zeros(more, dtype=np.int64)
+            self._size, self._room = np.concatenate([self._size, none]), np.concatenate([self._room, none])
+            self._first = np.concatenate([self._first, none])
+        touched: dict[int, int] = {}
+        for group, time, row in zip(*(part.tolist() for part in removed), strict=True):
+            place = _take_out(self.rows, self.times, self._first, self._size, group, time, row)
+            touched[group] = min(touched.get(group, place), place)
+        self._make_room(added[0])
+        for group, time, row in zip(*(part.tolist() for part in added), strict=True):
+            place = _put_in(self.rows, self.times, self._first, self._size, group, time, row)
+            touched[group] = min(touched.get(group, place), place)
+        for stale in self._stale.values():
+            for group, place in touched.items():
+                stale[group] = min(stale.get(group, place), place)
+
+    def _make_room(self, groups: Ints) -> None:
+        """Room for one more entry of each of these groups: those without move behind the others."""
+        found, counts = np.unique(groups, return_counts=True)
+        wanted = self._size[found] + counts
+        lacks = wanted > self._room[found]
+        if not lacks.any():
+            return
+        rooms = (wanted[lacks] * _SPARE).astype(np.int64) + 4
+        if self._taken + rooms.sum() > len(self.rows):
+            room = self._size.copy()
+            room[found] = np.maximum(self._room[found], (wanted * _SPARE).astype(np.int64) + 4)
+            first = np.cumsum(room) - room
+            taken = int(room.sum())
+            rows, times = (np.zeros(int(taken * _SPARE), dtype=np.int64) for _ in range(2))
+            _move(self.rows, self.times, self._first, self._size, first, rows, times)
+            self.rows, self.times, self._first, self._room, self._taken = rows, times, first, room, taken
+            self._sums, self._stale = {}, {}
+            return
+        for group, room in zip(found[lacks].tolist(), rooms.tolist(), strict=True):
+            begin, end = self._first[group], self._first[group] + self._size[group]
+            for laid in (self.rows, self.times, *self._sums.values()):
+                laid[self._taken : self._taken + end - begin] = laid[begin:end]
+            self._first[group], self._room[group] = self._taken, room
+            self._taken += room
+
+
+@compiled
+def _add_up(rows: Ints, values: Ints, first: Ints, since: Ints, size: Ints, sums: Ints) -> None:
+    """Sums from each group's first entry up to each of its entries, from `since` on; they wrap without loss."""
+    for g in range(len(first)):
+        total = np.int64(0) if since[g] == first[g] else sums[since[g] - 1]
+        for place in range(since[g], first[g] + size[g]):
+            total += values[rows[place]]
+            sums[place] = total
+
+
+@compiled
+def _move(rows: Ints, times: Ints, first: Ints, size: Ints, new_first: Ints, new_rows: Ints, new_times: Ints) -> None:
+    for g in range(len(first)):
+        for k in range(size[g]):
+            new_rows[new_first[g] + k], new_times[new_first[g] + k] = rows[first[g] + k], times[first[g] + k]
+
+
+@compiled
+def _place(rows: Ints, times: Ints, low: int, high: int, time: int, row: int) -> int:
+    """The first entry that is not before this time and row."""
+    while low < high:
+        middle = (low + high) >> 1
+        if times[middle] < time or (times[middle] == time and rows[middle] < row):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def _take_out(rows: Ints, times: Ints, first: Ints, size: Ints, group: int, time: int, row: int) -> int:
+    """Where the entry stood, counted from its group's first."""
+    end = first[group] + size[group]
+    place = _place(rows, times, first[group], end, time, row)
+    for k in range(place, end - 1):
+        rows[k], times[k] = rows[k + 1], times[k + 1]
+    size[group] -= 1
+    return place - first[group]
+
+
+@compiled
+def _put_in(rows: Ints, times: Ints, first: Ints, size: Ints, group: int, time: int, row: int) -> int:
+    """Where the entry stands now, counted from its group's first."""
+    end = first[group] + size[group]
+    place = _place(rows, times, first[group], end, time, row)
+    for k in range(end, place, -1):
+        rows[k], times[k] = rows[k - 1], times[k - 1]
+    rows[place], times[place] = row, time
+    size[group] += 1
+    return place - first[group]
 
 
 @compiled

@@ -7,24 +7,22 @@ own past (`features/jobs.py`).
 
 from __future__ import annotations
 
-import bisect
 from datetime import datetime
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.job_history import NEVER, JobHistory, JobTable
+from features.job_history import JobHistory, JobTable
 from features.job_recency import row_mean, row_quantile
 from features.jobs import moments_of
+from features.queue_state import QueueState, since_2000
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 RECENT_WAITS = 32
 RECENT_LEVELS = tuple((2 * k + 1) / 20 for k in range(10))
-_DAY_S = 86_400.0
-_NO_LIMIT_S = 7 * _DAY_S  # stands for a missing limit when work is added up
 _WAIT_GROUPS = ("all", "queue", "user", "size", "shape")
 _SHARED_GROUPS = ("all", "queue", "user")
 _CHUNK = 50_000
@@ -73,151 +71,6 @@ def wait_matrix(table: JobTable, history: JobHistory, moments: Ints) -> NDArray[
     return matrix
 
 
-class QueueState:
-    """What waited and ran at any moment, from cumulated events.
-
-    Args:
-        history: Prepared history.
-    """
-
-    def __init__(self, history: JobHistory) -> None:
-        self.history = history
-        table = history.table
-        self.limit_s = np.where(np.isnan(table.limit_s), _NO_LIMIT_S, table.limit_s)
-        self.work = np.round(table.width * self.limit_s)
-        self.limit_end = np.floor(table.width * (_since_2000(table.start) + self.limit_s))
-        self._sums: dict[tuple[str, str, str], Ints] = {}
-        started = np.flatnonzero(table.start != NEVER)
-        ended = started[table.end[started] != NEVER]
-        times = np.concatenate([table.start[started], table.end[ended]])
-        steps = np.concatenate([table.width[started], -table.width[ended]])
-        order = np.lexsort((steps, times))  # at equal times what ends goes first
-        self._busy_times = times[order]
-        self._peak = np.maximum.accumulate(np.maximum(np.cumsum(steps[order]), 0.0))
-
-    @classmethod
-    def of(cls, history: JobHistory) -> QueueState:
-        """The state of this history, made once."""
-        if history.queue_state is None:
-            history.queue_state = cls(history)
-        state = history.queue_state
-        assert isinstance(state, cls)
-        return state
-
-    def capacity(self, moments: Ints) -> Floats:
-        """Widest that had run at once before each moment."""
-        if not len(self._peak):
-            return np.zeros(len(moments))
-        at = np.searchsorted(self._busy_times, moments, side="left") - 1
-        return np.where(at >= 0, self._peak[np.maximum(at, 0)], 0.0)
-
-    def total(self, group: str, event: str, weight: str, hashes: NDArray[np.uint64], moments: Ints) -> Floats:
-        """Sum of a weight over the group's events at or before each moment.
-
-        Weights: `one`, `width`, `work` (width × limit), `limit_end` (width × end by limit, s since 2000). Sums are
-        of integers, which wrap without loss: what other groups or later events add never changes a difference.
-        """
-        index = self.history.index(group, event)
-        key = (group, event, weight)
-        if key not in self._sums:
-            table = self.history.table
-            values = {
-                "one": np.ones(table.count),
-                "width": table.width,
-                "work": self.work,
-                "limit_end": self.limit_end,
-            }[weight].astype(np.int64)
-            self._sums[key] = np.concatenate([[0], np.cumsum(values[index.rows], dtype=np.int64)])
-        first, last = index.before(hashes, moments, or_at=True)
-        return (self._sums[key][last] - self._sums[key][first]).astype(np.float64)
-
-    def keyed_s(self, rows: Ints) -> Floats:
-        """Keyed recency of history rows at their own submits: last two by key, else by user, else the limit."""
-        table, history = self.history.table, self.history
-        found = np.full(len(rows), np.nan)
-        for group in ("key", "user"):
-            slots = history.newest(group, "run", history.group(group)[rows], table.submit[rows], 2)
-            runs = np.where(slots.is_filled, table.runtime_s[slots.rows], np.nan)
-            found = np.where(np.isnan(found), row_mean(runs), found)
-        return np.fmin(np.where(np.isnan(found), self.limit_s[rows], found), self.limit_s[rows])
-
-    def shadows(self, width: Floats, moments: Ints, own: Ints) -> dict[str, Floats]:
-        """Time until the running jobs leave room for this width, ln(1 + s): by limits and by keyed recency.
-
-        Other waiting jobs are left out. NaN when more is asked than has ever run at once.
-        """
-        n = len(moments)
-        names = ("shadow_limit", "shadow_keyed")
-        out = {name: np.full(n, np.nan) for name in names}
-        table = self.history.table
-        if not n:
-            return out
-        rows = np.flatnonzero((table.start <= moments.max()) & (table.end >= moments.min()))
-        start_s = _since_2000(table.start[rows])
-        ends = {"shadow_limit": start_s + self.limit_s[rows], "shadow_keyed": start_s + self.keyed_s(rows)}
-        capacity = self.capacity(moments)
-        order = np.argsort(moments, kind="stable")
-        for name in names:
-            out[name] = self._sweep(rows, ends[name], start_s, width, moments, own, capacity, order)
-        return out
-
-    def _sweep(
-        self, rows: Ints, expected: Floats, start_s: Floats, width: Floats, moments: Ints, own: Ints, capacity: Floats,
-        order: Ints,
-    ) -> Floats:  # fmt: skip
-        table = self.history.table
-        starts, ends, widths = table.start[rows].tolist(), table.end[rows].tolist(), table.width[rows].tolist()
-        when = expected.tolist()
-        by_start = np.argsort(table.start[rows], kind="stable").tolist()
-        by_end = np.argsort(table.end[rows], kind="stable").tolist()
-        running: list[tuple[float, int]] = []  # (expected end, position in rows), sorted
-        position = {int(row): k for k, row in enumerate(rows)}
-        is_in = [False] * len(rows)
-        busy = 0.0
-        came = went = 0
-        known: dict[tuple[float, int], float] = {}  # width and own place → answer, while nothing starts or ends
-        known_at = None
-        result = np.full(len(moments), np.nan)
-        for query in order.tolist():
-            moment = int(moments[query])
-            while came < len(by_start) and starts[by_start[came]] <= moment:
-                k = by_start[came]
-                came += 1
-                bisect.insort(running, (when[k], k))
-                is_in[k] = True
-                busy += widths[k]
-            while went < len(by_end) and ends[by_end[went]] <= moment:
-                k = by_end[went]
-                went += 1
-                if is_in[k]:
-                    del running[bisect.bisect_left(running, (when[k], k))]
-                    is_in[k] = False
-                    busy -= widths[k]
-            mine = position.get(int(own[query]), -1)
-            others = busy - (widths[mine] if mine >= 0 and is_in[mine] else 0.0)
-            needed = width[query] - (capacity[query] - others)
-            if width[query] > capacity[query]:
-                continue
-            if moment != known_at:
-                known, known_at = {}, moment
-                now_s = float(_since_2000(moments[query : query + 1])[0])
-            asked = (float(width[query]), mine if mine >= 0 and is_in[mine] else -1)
-            if asked in known:
-                result[query] = known[asked]
-                continue
-            until = now_s
-            for end_s, k in running:
-                if needed <= 0:
-                    break
-                if k == mine:
-                    continue
-                needed -= widths[k]
-                # Past its expected end it is thought to go on for half as long as it has run.
-                until = max(until, end_s if end_s > now_s else now_s + 0.5 * (now_s - start_s[k]))
-            result[query] = known[asked] = np.log1p(until - now_s)
-        return result
-
-
 def _columns(table: JobTable, state: QueueState, moments: Ints, own: Ints, part: slice) -> dict[str, Floats]:
     history, past = state.history, state.history.table
     width = table.width[part]
@@ -227,7 +80,7 @@ def _columns(table: JobTable, state: QueueState, moments: Ints, own: Ints, part:
     own_started = is_own & (past.start[at] <= moments)
     own_waits = is_own & (past.submit[at] <= moments) & (past.start[at] > moments)
     past_start = past.start[at]
-    now_s = _since_2000(moments)
+    now_s = since_2000(moments)
     day_s = (moments // 1_000_000) % 86_400
     columns: dict[str, Floats] = {
         "elapsed": np.log1p(np.maximum(moments - table.submit[part], 0) / 1e6),
@@ -299,8 +152,3 @@ def _recent_waits(
             quantiles = np.stack([row_quantile(logs, level) for level in RECENT_LEVELS], axis=1)
             recent = np.where(enough[:, None] | np.isnan(recent), quantiles, recent)
     return columns | {f"recent_q{round(100 * level):02d}": recent[:, k] for k, level in enumerate(RECENT_LEVELS)}
-
-
-def _since_2000(times: Ints) -> Floats:
-    """Seconds since 2000: small enough that sums of many keep their seconds."""
-    return np.where(times == NEVER, 0, times - 946_684_800_000_000) / 1e6
