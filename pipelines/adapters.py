@@ -19,7 +19,9 @@ from pipelines.settings import Settings
 log = logging.getLogger(__name__)
 
 _HISTORY_DAYS = 120.0  # how far back a forecast on request looks for a user's earlier jobs
-_HISTORY_AGE_S = 120.0
+_HISTORY_AGE_S = 120.0  # older, what was heard since is taken in
+_WHOLE_AGE_S = 6 * 3600.0  # older, all is read anew: what was filled in with old dates is in it then
+_OVERLAP = timedelta(minutes=30)  # between hearing of a job and its row in the store
 
 
 @dataclass
@@ -29,13 +31,16 @@ class _Known:
     champions: Any
     lock: threading.Lock = field(default_factory=threading.Lock)
     history: Any = None
+    seen_at: datetime | None = None  # when the newest of its rows was heard of
+    whole_at: float = float("-inf")
     read_at: float = float("-inf")
 
 
 class RuntimeForecasts:
     """Forecasts runtimes of jobs not yet submitted, for the API: champion models on the history in the store.
 
-    Models stay in memory until the registry names others, the prepared history until it is older than two minutes.
+    Models stay in memory until the registry names others. So does the prepared history: what was heard of in the last
+    two minutes or more is taken into it, and every six hours it is made anew.
     Jobs of one request are taken each for itself: what is not submitted is no past of another.
     """
 
@@ -83,15 +88,25 @@ class RuntimeForecasts:
             return self._known[cluster]
 
     def _past(self, cluster: str, known: _Known) -> Any:
-        """The prepared history; read again when it has grown old."""
-        if time.monotonic() - known.read_at > _HISTORY_AGE_S:
-            from features.job_history import JobHistory
-            from pipelines.compose import open_store
-            from pipelines.job_history import read_jobs
+        """The prepared history, brought up to date when it has grown old."""
+        from features.job_history import JobHistory
+        from pipelines.compose import open_store
+        from pipelines.job_history import read_jobs, read_told_jobs
 
-            with open_store(self._settings) as store:
+        now = time.monotonic()
+        if now - known.read_at <= _HISTORY_AGE_S:
+            return known.history
+        with open_store(self._settings) as store:
+            if known.seen_at is None or now - known.whole_at > _WHOLE_AGE_S:
                 jobs = read_jobs(store, cluster, datetime.now(UTC) - timedelta(days=_HISTORY_DAYS))
-            known.history, known.read_at = JobHistory(jobs), time.monotonic()
+                known.history, known.whole_at = JobHistory(jobs), now
+            else:
+                jobs = read_told_jobs(store, cluster, known.seen_at - _OVERLAP)
+                known.seen_at = None  # should it fail in the middle, all is read again
+                known.history.update(jobs)
+        heard = jobs["observed_at"].max()
+        known.seen_at = heard if isinstance(heard, datetime) else datetime.now(UTC)
+        known.read_at = now
         return known.history
 
 

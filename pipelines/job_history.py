@@ -257,6 +257,14 @@ def read_jobs(store: Readable, cluster: str, since: datetime) -> pl.DataFrame:
     )
 
 
+def read_told_jobs(store: Readable, cluster: str, since: datetime) -> pl.DataFrame:
+    """Jobs of which something was heard since a moment, new or known, in JOB_COLUMNS, by submit time."""
+    return store.query(
+        'SELECT * FROM core_jobs WHERE "cluster" = ? AND observed_at >= ? ORDER BY submit_time, job_id',
+        [cluster, since],
+    )
+
+
 def read_live(store: Readable, cluster: str) -> pl.DataFrame:
     """Jobs that pend or run, as the store last heard."""
     return store.query(

@@ -11,6 +11,7 @@ import pytest
 
 from features.vocabulary import QUANTILE_COLUMNS, schema
 from models.registry import Registry
+from pipelines import adapters
 from pipelines.job_history import ingest_jobs
 from pipelines.publish import job_forecasts, load_journal, node_risks, publish_jobs, publish_node_risks
 from pipelines.retrain import retrain_task, sampled_nodes
@@ -173,6 +174,29 @@ def test_node_risks_become_the_published_shape():
     )  # fmt: skip
     [risk] = node_risks(rows)
     assert (risk.p_24h, risk.reasons, risk.is_climatology) == (0.2, ["XID 48", "ECC"], True)
+
+
+def test_forecasts_on_request_keep_what_they_know_and_take_in_what_is_new(store, settings, monkeypatch):
+    queue = Queue(*many_jobs(60, START + timedelta(hours=4)))
+    ingest_jobs(store, queue, "alpha", START)
+    monkeypatch.setattr(adapters, "_HISTORY_DAYS", 36_500.0)  # the jobs are older than any test
+    forecasts = adapters.RuntimeForecasts(settings)
+    asked = {"user": "newcomer", "nodes": 1, "gpus": 4, "time_limit_s": 7200, "submit_time": START + timedelta(days=1)}
+    first, second = forecasts("alpha", [asked, asked])
+    assert first == second, "what is not submitted is no past of another"
+    known = forecasts._known["alpha"]
+    history, count = known.history, known.history.table.count
+    assert count == 60
+    queue.rows.append({**job("late", -900, -800, -500, user="newcomer", gpus=4, seen_s=3600), "time_limit_s": 7200})
+    ingest_jobs(store, queue, "alpha", START + timedelta(hours=1))
+    [after] = forecasts("alpha", [asked])
+    assert (after, known.history.table.count) == (first, count), "younger than two minutes"
+    known.read_at -= 121
+    [after] = forecasts("alpha", [asked])
+    assert known.history is history, "not made anew"
+    assert known.history.table.count == 61
+    assert after.q50_s == pytest.approx(300, rel=0.01)
+    assert first.q50_s != pytest.approx(300, rel=0.2)
 
 
 def test_every_live_job_is_forecast_published_and_kept(store, settings):
