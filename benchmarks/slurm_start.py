@@ -116,10 +116,10 @@ def words_of(played: Replayed, jobs: pl.DataFrame, looks: pl.DataFrame) -> str:
     slip_s = (own["submit_time"] - own["at"]).dt.total_seconds()
     return "; ".join([
         f"{own.height} jobs, {asked.height - own.height} more filled the machine at the start",
-        f"{begun.height} started in {hours:.0f} h, {own.height - begun.height} still waited at the end and are not judged",
+        f"{begun.height} started in {hours:.0f} h, {own.height - begun.height} waited at the end and are not judged",
         f"{(wait_s > 60).mean():.0%} waited over a minute, {late_s or 0:,.0f} s in the middle",
         f"{seen} were seen pending, {begun.height - seen} had started before a poll",
-        f"by the fast clock a poll came every {steps_s.median():.0f} s, runtimes were longer by {extra_s.median():.0f} s "
+        f"by the fast clock a poll came every {steps_s.median():.0f} s, runs were longer by {extra_s.median():.0f} s "
         f"and submissions later by {slip_s.median():.0f} s than recorded",
     ])  # fmt: skip
 
