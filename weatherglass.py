@@ -365,15 +365,17 @@ def estimate_memory(gpu_memory: str | None, as_json: bool, **asked: Any) -> None
 @_cluster
 @click.option("--since", type=_Length(), default="7d", show_default=True, metavar="TIME", help="How far back, as 14d.")
 @click.option("--top", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Lines at most.")
+@click.option("--models", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML: what jobs train.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, all of it.")
-def memory_use(cluster: str | None, since: timedelta, top: int, as_json: bool) -> None:
+def memory_use(cluster: str | None, since: timedelta, top: int, models: Path | None, as_json: bool) -> None:
     """Show device memory that jobs had and used.
 
-    By user and name family, those that leave most unused first, and which smaller slice or GPU would hold them.
+    By user and name family, those that leave most unused first, and which smaller slice or GPU would hold them. With
+    --models, what the estimator says that they need stands beside.
     """
     from pipelines.memory_report import print_memory_use
 
-    print_memory_use(_settings(), cluster, datetime.now(UTC), since, top=top, as_json=as_json)
+    print_memory_use(_settings(), cluster, datetime.now(UTC), since, top=top, as_json=as_json, models=models)
 
 
 @cli.command(

@@ -37,10 +37,11 @@ def memory_of_jobs(peaks: pl.DataFrame, jobs: pl.DataFrame, begin: datetime, end
         end: End of the span, UTC.
 
     Returns:
-        `job_id`, `user`, `family` (the name without digits), `gpus` asked for, `gpus_seen`, `state`, `gpu_hours` within
-        the span, `peak_bytes`, `capacity_bytes` of one GPU, `used_ratio`, `share` (the smallest of `SHARES` that would
-        hold the peak with headroom). Peak, ratio and share are null where a job was seen on fewer GPUs than it asked
-        for, or a GPU of it fewer than `MIN_SAMPLES` times; ratio and share also where the capacity is unknown.
+        `job_id`, `user`, `name`, `family` (the name without digits), `gpus` asked for, `gpus_seen`, `state`,
+        `gpu_hours` within the span, `peak_bytes`, `capacity_bytes` of one GPU, `used_ratio`, `share` (the smallest of
+        `SHARES` that would hold the peak with headroom). Peak, ratio and share are null where a job was seen on fewer
+        GPUs than it asked for, or a GPU of it fewer than `MIN_SAMPLES` times; ratio and share also where the capacity
+        is unknown.
     """
     ran = jobs.filter((pl.col("gpus") > 0) & pl.col("start_time").is_not_null())
     ran = ran.sort("submit_time").unique("job_id", keep="last", maintain_order=True)
@@ -59,7 +60,7 @@ def memory_of_jobs(peaks: pl.DataFrame, jobs: pl.DataFrame, begin: datetime, end
     )
     ratio = pl.when(pl.col("capacity_bytes") > 0).then(pl.col("peak_bytes") / pl.col("capacity_bytes"))
     return found.with_columns(used_ratio=ratio).select(
-        "job_id", "user", "family", "gpus", "gpus_seen", "state", "gpu_hours", "peak_bytes", "capacity_bytes",
+        "job_id", "user", "name", "family", "gpus", "gpus_seen", "state", "gpu_hours", "peak_bytes", "capacity_bytes",
         "used_ratio", smallest_share(pl.col("used_ratio")).alias("share"),
     )  # fmt: skip
 
@@ -76,18 +77,20 @@ def memory_by_family(of_jobs: pl.DataFrame) -> pl.DataFrame:
     """Use by user and name family; the family is judged by its hungriest job.
 
     Args:
-        of_jobs: As `memory_of_jobs` gives them.
+        of_jobs: As `memory_of_jobs` gives them; with `estimated_bytes` where models are described.
 
     Returns:
         `user`, `family`, `jobs`, `judged` (jobs whose peak is known), `gpus` (the most asked for), `gpu_hours` of the
         judged, `peak_bytes`, `capacity_bytes`, `used_ratio`, `share`, `idle_gpu_hours` (GPU-hours × the part of memory
-        that no job of the family ever used), the most idle first. Families of which no job is judged are left out.
+        that no job of the family ever used), the most idle first; `estimated_bytes` of the judged job that needs most,
+        where estimates are there. Families of which no job is judged are left out.
     """
     judged = pl.col("used_ratio").is_not_null()
     found = of_jobs.group_by("user", "family").agg(
         pl.len().cast(pl.Int64).alias("jobs"), judged.sum().cast(pl.Int64).alias("judged"), pl.col("gpus").max(),
         pl.col("gpu_hours").filter(judged).sum(), pl.col("peak_bytes").filter(judged).max(),
         pl.col("capacity_bytes").filter(judged).max(), pl.col("used_ratio").max(),
+        *(pl.col(name).filter(judged).max() for name in ("estimated_bytes",) if name in of_jobs.columns),
     )  # fmt: skip
     idle = pl.col("gpu_hours") * (1 - pl.col("used_ratio")).clip(0, 1)
     return (

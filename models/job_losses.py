@@ -20,7 +20,7 @@ from models.interruptions import CLASSES, Interruptions
 Floats = NDArray[np.float64]
 
 LOSS_COLUMNS = ("lost_gpu_hours", "lost_gpu_hours_hardware", "lost_gpu_hours_checkpointed", "checkpoint_interval_s")
-_SAMPLES = 24  # of a runtime distribution
+_SAMPLES = 16  # of a runtime distribution
 _ROUNDS = 12  # of Newton's method, which comes closer from below each time
 _MOST = 0.999  # probability of a failure; nearer to 1 the rate is not told by it
 _FORECASTS = ("runtime", "remaining")

@@ -1,19 +1,23 @@
 """What the memory commands print: the estimate of a training job, and how much of their GPUs' memory jobs used.
 
-No formulas here: `models/memory.py` and `features/memory_use.py` have them.
+No formulas here: `models/memory.py` and `features/memory_use.py` have them; what jobs train by their names says
+`models/memory_descriptions.py`.
 """
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.memory_inputs import GIB, Training
 from scheduler_hints.memory_estimates import MemoryEstimate, memory_answer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import polars as pl
 
+    from models.memory_descriptions import Description
     from pipelines.settings import Settings
     from pipelines.store import Reader
 
@@ -120,33 +124,103 @@ def read_memory_use(reader: Reader, cluster: str, begin: datetime, end: datetime
     return memory_of_jobs(peaks, jobs, begin, end)
 
 
-def print_memory_use(
-    settings: Settings, cluster: str | None, now: datetime, since: timedelta, *, top: int, as_json: bool = False
-) -> None:
-    """Print which jobs leave most device memory unused, by user and name family.
+def read_descriptions(path: Path) -> tuple[Description, ...]:
+    """Descriptions of models from a TOML file.
 
     Raises:
+        CommandError: It cannot be read, or a description is wrong.
+    """
+    import tomllib
+
+    from models.memory_descriptions import DescriptionError, descriptions_of
+    from pipelines.compose import CommandError
+
+    try:
+        return descriptions_of(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, DescriptionError) as error:
+        raise CommandError(f"{path}: {error}") from None
+
+
+def print_memory_use(
+    settings: Settings, cluster: str | None, now: datetime, since: timedelta, *, top: int, as_json: bool = False,
+    models: Path | None = None,
+) -> None:  # fmt: skip
+    """Print which jobs leave most device memory unused, by user and name family.
+
+    Args:
+        settings: All settings.
+        cluster: Name of the cluster; None: all.
+        now: Present time, UTC.
+        since: How far back.
+        top: Families at most.
+        as_json: Print JSON, all of it.
+        models: File of descriptions of what jobs train: estimates are printed beside.
+
+    Raises:
+        CommandError: The file of descriptions is wrong.
         SettingsError: There is no such cluster, or none at all.
         StoreError: There is no store yet, or it cannot be read.
     """
     from features.memory_use import memory_by_family
+    from models.memory_descriptions import with_estimates
     from pipelines.compose import clusters_of
     from pipelines.store import Store
 
+    described = None if models is None else read_descriptions(models)
     out = []
     with Store.open(settings.store_url, settings.store_data_path, read_only=True) as store:
         for name in clusters_of(settings, cluster):
             with store.reader() as reader:
                 of_jobs = read_memory_use(reader, name, now - since, now)
+            if described is not None:
+                of_jobs = with_estimates(of_jobs, described)
             families = memory_by_family(of_jobs)
             if as_json:
-                out.append({"cluster": name, "jobs": of_jobs.height, "families": families.to_dicts()})
+                found = {"cluster": name, "jobs": of_jobs.height, "families": families.to_dicts()}
+                out.append(found | ({} if described is None else {"estimates": estimate_facts(of_jobs)}))
             else:
                 print("\n".join(use_lines(name, of_jobs, families, since, top)))
     if as_json:
         import msgspec
 
         print(msgspec.json.format(msgspec.json.encode(out), indent=2).decode())
+
+
+def _gib(size: float | None) -> str:
+    return "?" if size is None else f"{size / GIB:.1f} GiB"
+
+
+def estimate_facts(of_jobs: pl.DataFrame) -> dict[str, Any]:
+    """How estimates stand to what jobs used and were given, over the jobs of which all three are known.
+
+    Args:
+        of_jobs: As `models.memory_descriptions.with_estimates` gives them.
+    """
+    import polars as pl
+
+    both = of_jobs.filter(pl.col("estimated_bytes").is_not_null() & pl.col("used_ratio").is_not_null())
+    ratio = both["estimated_bytes"] / both["peak_bytes"]
+    levels = {name: ratio.quantile(level) for name, level in (("q10", 0.1), ("q50", 0.5), ("q90", 0.9))}
+    return {
+        "described": int(of_jobs["is_described"].sum()),
+        "estimated": of_jobs["estimated_bytes"].count(),
+        "judged": both.height,
+        **{f"estimated_to_used_{name}": value for name, value in levels.items()},
+        "estimated_above_requested": int((both["estimated_bytes"] > both["capacity_bytes"]).sum()),
+    }
+
+
+def _estimate_lines(of_jobs: pl.DataFrame) -> list[str]:
+    from pipelines.words import counted
+
+    found = estimate_facts(of_jobs)
+    if not found["judged"]:
+        return [f"  descriptions are of {counted(found['described'], 'job')}; of none is the use known too"]
+    return [
+        f"  estimated of {found['estimated']:,} of the {counted(found['described'], 'job')} that descriptions are of; "
+        f"estimated ÷ used, {counted(found['judged'], 'job')}: median {found['estimated_to_used_q50']:.2f}, "
+        f"80 % from {found['estimated_to_used_q10']:.2f} to {found['estimated_to_used_q90']:.2f}"
+    ]
 
 
 def use_lines(name: str, of_jobs: pl.DataFrame, families: pl.DataFrame, since: timedelta, top: int) -> list[str]:
@@ -165,8 +239,12 @@ def use_lines(name: str, of_jobs: pl.DataFrame, families: pl.DataFrame, since: t
         f"  half a GPU's memory or less would do for {counted(len(over), 'family', 'families')}, "
         f"{over['gpu_hours'].sum():,.0f} of {families['gpu_hours'].sum():,.0f} GPU-hours"
     )
+    has_estimates = "estimated_bytes" in families.columns
+    out += _estimate_lines(of_jobs) if has_estimates else []
     out.append(
-        f"  {'user':<12} {'jobs like':<24} {'jobs':>6} {'GPUs':>5} {'GPU-h':>9} {'peak':>11} {'of':>11}  would do"
+        f"  {'user':<12} {'jobs like':<24} {'jobs':>6} {'GPUs':>5} {'GPU-h':>9} {'peak':>11} {'of':>11} "
+        + (f"{'estimated':>11} " if has_estimates else "")
+        + " would do"
     )
     for row in families.head(top).iter_rows(named=True):
         wanted = "all of it"
@@ -176,7 +254,9 @@ def use_lines(name: str, of_jobs: pl.DataFrame, families: pl.DataFrame, since: t
         peak, capacity = (f"{row[column] / GIB:>7.1f} GiB" for column in ("peak_bytes", "capacity_bytes"))
         out.append(
             f"  {(row['user'] or '?')[:12]:<12} {(row['family'] or '?')[:24]:<24} {row['judged']:>6,} "
-            f"{row['gpus']:>5,} {row['gpu_hours']:>9,.0f} {peak} {capacity}  {wanted}"
+            f"{row['gpus']:>5,} {row['gpu_hours']:>9,.0f} {peak} {capacity} "
+            + (f"{_gib(row['estimated_bytes']):>11} " if has_estimates else "")
+            + f" {wanted}"
         )
     if families.height > top:
         out.append(f"  … and {counted(families.height - top, 'more family', 'more families')}; --top shows more")

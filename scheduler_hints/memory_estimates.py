@@ -65,7 +65,10 @@ class MemoryChange(msgspec.Struct, frozen=True):
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True):
-    """Device memory of the fullest rank; `fits` and what follows it only where `gpu_memory_bytes` was given."""
+    """Device memory of the fullest rank; `fits` and what follows it only where `gpu_memory_bytes` was given.
+
+    `requested_bytes` is the memory of all GPUs then, `estimated_ratio` the share of a GPU's that is needed.
+    """
 
     parameters: int
     rank_parameters: int
@@ -79,6 +82,8 @@ class MemoryEstimate(msgspec.Struct, frozen=True):
     fits: bool | None
     headroom_bytes: int | None
     changes: list[MemoryChange]
+    requested_bytes: int | None = None
+    estimated_ratio: float | None = None
 
 
 _decoder = msgspec.json.Decoder(MemoryRequest)
@@ -142,4 +147,6 @@ def memory_answer(training: Training, capacity_bytes: int | None) -> MemoryEstim
             MemoryChange(change.words, round(change.total_bytes), change.training.gpus, change.fits)
             for change in advice.changes
         ],
+        requested_bytes=training.gpus * capacity_bytes if capacity_bytes is not None else None,
+        estimated_ratio=found.total_bytes / capacity_bytes if capacity_bytes is not None else None,
     )

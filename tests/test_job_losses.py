@@ -52,7 +52,7 @@ def test_many_jobs_are_told_what_the_rules_say_of_one() -> None:
     rows, jobs = rows_of(60)
     found = with_losses(rows, jobs, SEEN, START, **COSTS)
     assert found.columns == [*rows.columns, *LOSS_COLUMNS]
-    at = (np.arange(24) + 0.5) / 24
+    at = (np.arange(16) + 0.5) / 16
     for row in found.iter_rows(named=True):
         times = np.exp(np.interp(at, [float(c[1:3]) / 100 for c in QUANTILE_COLUMNS],
                                  np.log([row[c] for c in QUANTILE_COLUMNS])))  # fmt: skip

@@ -13,7 +13,11 @@ from click.testing import CliRunner
 
 from features.memory_use import PEAKS, memory_by_family, memory_of_jobs, smallest_share
 from features.vocabulary import conform
-from pipelines.memory_report import read_memory_use
+from models.memory import estimate
+from models.memory_descriptions import descriptions_of, with_estimates
+from models.memory_inputs import Training
+from pipelines.compose import CommandError
+from pipelines.memory_report import read_descriptions, read_memory_use
 from pipelines.settings import load_settings
 from pipelines.store import Store
 from weatherglass import cli
@@ -92,6 +96,55 @@ def test_a_family_is_judged_by_its_hungriest_job() -> None:
     assert train["peak_bytes"] == 60 * GIB
 
 
+LLAMA = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 32000, "seq": 1024}
+
+
+def test_descriptions_let_the_estimator_speak_of_jobs() -> None:
+    blocks = [
+        {"name": "TRAIN_?", "user": "a*", "zero_stage": 3, "tensor_parallel": 2, **LLAMA},
+        {"name": "train_*", "experts": 8, "expert_parallel": 4, "data_parallel": 4, **LLAMA}, {"name": "big", **LLAMA},
+    ]  # fmt: skip
+    described = descriptions_of({"model": blocks})
+    jobs = [
+        a_job("1", gpus=8), a_job("2", gpus=4, user="bob"), a_job("3", gpus=3), a_job("4", gpus=8, user="bob"),
+        a_job("5", name="other"), a_job("6", name=None), a_job("7", gpus=16, name="BIG"),
+    ]  # fmt: skip
+    frame = memory_of_jobs(pl.DataFrame(schema=dict(PEAKS)), conform(pl.DataFrame(jobs), "core_jobs"), BEGIN, END)
+    found = {row["job_id"]: row for row in with_estimates(frame, described).iter_rows(named=True)}
+
+    def needed(**inputs: Any) -> float:
+        return float(estimate(Training(**LLAMA, **inputs)).total_bytes)
+
+    assert found["1"]["estimated_bytes"] == needed(zero_stage=3, tensor_parallel=2, data_parallel=4)
+    assert found["2"]["estimated_bytes"] == needed(experts=8, expert_parallel=4, data_parallel=4)
+    assert found["7"]["estimated_bytes"] == needed(data_parallel=16)
+    is_known = {name: (row["is_described"], row["estimated_bytes"] is not None) for name, row in found.items()}
+    assert is_known["3"] == (True, False), "two GPUs that share layers do not make three"
+    assert is_known["4"] == (True, False)
+    assert is_known["5"] == is_known["6"] == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["[[model]]"]),
+        ("[model]\nname = 'x'", ["[[model]]"]),
+        ("[[model]]\nname = 'x'\nlayer = 8", ["number 1", "'layer'", "layers"]),
+        ("[[model]]\nname = 'x'\nlayers = 8", ["number 1", "hidden, heads, vocab, seq"]),
+        ("[[model]]\nname = 3\nlayers = 8\nhidden = 64\nheads = 8\nvocab = 9\nseq = 9", ["name=3", "pattern"]),
+        ("[[model]]\nname = 'x'\nlayers = 8\nhidden = 64\nheads = 7\nvocab = 9\nseq = 9", ["heads=7", "divisor"]),
+        ("[[model]]\nname = 'x'\nlayers = 'a'\nhidden = 64\nheads = 8\nvocab = 9\nseq = 9", ["layers='a'"]),
+        ("name = ", ["models.toml"]),
+    ],
+)
+def test_a_wrong_description_is_named_with_the_choices(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(text)
+    with pytest.raises(CommandError) as caught:
+        read_descriptions(path)
+    assert all(word in str(caught.value) for word in ["models.toml", *words]), caught.value
+
+
 def sample(minute: int, used_gib: float, gpu: str, job: str | None) -> dict[str, Any]:
     return {
         "ts": END - timedelta(hours=3) + timedelta(minutes=minute), "cluster": "alpha", "node": "n1", "gpu_uuid": gpu,
@@ -108,7 +161,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_samples_belong_to_who_held_the_gpu_and_the_command_says_so(
-    config: str, monkeypatch: pytest.MonkeyPatch
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = END - timedelta(hours=3)
     held = [
@@ -148,3 +201,20 @@ def test_samples_belong_to_who_held_the_gpu_and_the_command_says_so(
     assert "1/8: 10 GiB, as a MIG slice" in done.output
     read = json.loads(CliRunner().invoke(cli, ["memory-use", "--since", days, "--json"]).output)
     assert [row["family"] for row in read[0]["families"]] == ["big_#", "small"]
+
+    models = tmp_path / "models.toml"
+    inputs = "\n".join(f"{name} = {value}" for name, value in LLAMA.items())
+    models.write_text(f'[[model]]\nname = "big_*"\n{inputs}\n[[model]]\nname = "unseen"\n{inputs}\n')
+    needed = estimate(Training(**LLAMA)).total_bytes
+    done = CliRunner().invoke(cli, ["memory-use", "--since", days, "--models", str(models)])
+    assert done.exit_code == 0, done.output
+    assert "estimated of 1 of the 1 job that descriptions are of; estimated ÷ used, 1 job: median " in done.output
+    [line] = [line for line in done.output.splitlines() if "big_#" in line]
+    assert f"39.0 GiB    80.0 GiB {needed / GIB:>7.1f} GiB" in line
+    [line] = [line for line in done.output.splitlines() if " small " in line]
+    assert " ? " in line
+    read = json.loads(
+        CliRunner().invoke(cli, ["memory-use", "--since", days, "--json", "--models", str(models)]).output
+    )
+    assert read[0]["estimates"]["estimated_to_used_q50"] == pytest.approx(needed / (39 * GIB))
+    assert [row["estimated_bytes"] for row in read[0]["families"]] == [needed, None]
