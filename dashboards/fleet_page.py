@@ -9,7 +9,7 @@ from typing import Any
 import dash
 from dash import Input, Output, State, html, no_update
 
-from dashboards import figures, filters, words
+from dashboards import demand_panel, figures, filters, words
 from dashboards.components import (
     age,
     attributes,
@@ -61,6 +61,7 @@ def read_filters(context: Context, search: str | None) -> Filters:
             **context.cluster_check(),
             "hours": one_of([str(hours) for hours in BIN_S]),
             "by": one_of(list(GROUPS)),
+            "queue": filters.name,
         },
     )
 
@@ -128,6 +129,12 @@ def layout() -> list[Any]:
                 section("Biggest losses", place("fleet-losses", 270), id="fleet-biggest"),
             ],
             className="grid three",
+        ),
+        section(
+            "Demand ahead",
+            [html.P(id="fleet-demand-about", className="note"), graph("fleet-demand", demand_panel.HEIGHT_PX),
+             place("fleet-demand-queues", 90)],
+            id="fleet-demand-section", aside=html.Div(id="fleet-demand-of"),
         ),
         section("Breakdown", place("fleet-groups", 240), id="fleet-breakdown", aside=html.Div(id="fleet-by")),
         html.Div(
@@ -222,6 +229,17 @@ def register(app: dash.Dash, context: Context) -> None:
     )
     def show_trend(pulse: dict[str, Any], seen: str | None) -> tuple[Any, ...]:
         return _show_trend(context, pulse, seen)
+
+    @app.callback(
+        Output("fleet-demand-parts", "data"),
+        Output("fleet-demand", "figure"),
+        Output("fleet-demand", "style"),
+        Input("pulse-fleet", "data"),
+        State("fleet-demand-parts-seen", "data"),
+        prevent_initial_call=True,
+    )
+    def show_demand(pulse: dict[str, Any], seen: str | None) -> tuple[Any, ...]:
+        return _show_demand(context, pulse, seen)
 
 
 def _show(context: Context, pulse: dict[str, Any], seen: dict[str, Any]) -> tuple[Any, ...]:
@@ -322,4 +340,48 @@ def _show_trend(context: Context, pulse: dict[str, Any], seen: str | None) -> tu
     return refreshed(now, parts, name), figure
 
 
-PAGE = Page("fleet", PATH, "Is my fleet good?", layout, register, ("fleet-parts", "fleet-trend-parts"), prefetch)
+def _show_demand(context: Context, pulse: dict[str, Any], seen: str | None) -> tuple[Any, ...]:
+    asked = read_filters(context, pulse.get("search"))
+    now, cluster = context.clock(), asked.get("cluster")
+    data = read_now(context, asked).value
+    hints = context.cache.get(
+        ("demand", cluster), 8.0,
+        lambda: context.hints.list("demand", cluster, context.clock(), quantity="in_demand"),
+    )  # fmt: skip
+    capacity = demand_panel.capacities(data) if data is not None else {}
+    name = fingerprint(
+        pulse.get("search"),
+        pulse.get("theme"),
+        hints.freshness,
+        hints.generated_at,
+        hints.message,
+        sorted(capacity.items()),
+    )
+    if name == seen:
+        return refreshed(now), no_update, no_update
+    theme, several = theme_of(pulse.get("theme")), len(context.chosen(asked)) > 1
+    found = demand_panel.demands(hints.items, capacity) if hints.is_valid else []
+    shown = demand_panel.chosen(found, asked)
+    if shown is None:
+        told, figure = demand_panel.no_forecast(hints, theme)
+        parts: dict[str, Any] = {"fleet-demand-about": "", "fleet-demand-of": "", "fleet-demand-queues": told}
+    else:
+        figure = demand_panel.demand_fan(shown, theme)
+        parts = {
+            "fleet-demand-about": demand_panel.about(shown, hints, now, several=several),
+            "fleet-demand-of": demand_panel.queue_choices(found, shown, asked, path=PATH),
+            "fleet-demand-queues": demand_panel.demand_table(found, several=several),
+        }
+    parts["fleet-demand-label"] = figure_label(figure)
+    return refreshed(now, parts, name), figure, graph_style(figure)
+
+
+PAGE = Page(
+    "fleet",
+    PATH,
+    "Is my fleet good?",
+    layout,
+    register,
+    ("fleet-parts", "fleet-trend-parts", "fleet-demand-parts"),
+    prefetch,
+)

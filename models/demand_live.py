@@ -22,6 +22,7 @@ HISTORY = timedelta(days=110)  # eight weeks of outcomes, two weeks ahead, four 
 MAX_QUEUES = 30  # the busiest; others are in the whole
 LOOK_AHEAD_H = 72
 _CAPACITY_H = 4 * WEEK_H
+_TROUGH = 0.5  # an hour belongs to a trough that leaves this share free of what the deepest hour ahead leaves free
 _START_LEVEL = 0.01  # a few jobs that have run for months are no reason to begin with them
 
 
@@ -48,7 +49,8 @@ def forecast_demand(
 
     Reclaimable windows are looked for in the queues named, and in every queue that shows a daily trough. The capacity
     of a named queue is the highest demand of its last four weeks: what it is kept ready for. That of another is the
-    most that it had in use, since what waits there is no capacity.
+    most that it had in use, since what waits there is no capacity. Hours that leave free less than half of what the
+    deepest one ahead does belong to no window.
 
     Args:
         jobs: Canonical jobs of one cluster; older than `HISTORY` does not count.
@@ -114,7 +116,8 @@ def _windows(counted: HourlyDemand, min_units: int, *, is_named: bool) -> list[R
     held = counted.in_demand if is_named else counted.in_use
     capacity = float(held[-_CAPACITY_H:].max())
     ahead = look_ahead(counted.in_demand, LOOK_AHEAD_H)
-    return reclaimable_windows(ahead, counted.end, capacity, min_units=min_units)
+    deepest = capacity - float(ahead.q90.min())
+    return reclaimable_windows(ahead, counted.end, capacity, min_units=max(min_units, int(_TROUGH * deepest)))
 
 
 _MADE = (

@@ -42,6 +42,7 @@ class FakeHints:
         self.bottlenecks: list[dict[str, Any]] = []
         self.risks: list[dict[str, Any]] = []
         self.jobs: list[dict[str, Any]] = []
+        self.demand: list[dict[str, Any]] = []
         self.gpus = 256
         self.version = 1
         self.calls: list[tuple[str, dict]] = []
@@ -63,7 +64,9 @@ class FakeHints:
                 }
             }
         kind = path.rsplit("/", 1)[-1]
-        items = {"bottlenecks": self.bottlenecks, "node-risks": self.risks, "jobs": self.jobs}[kind]
+        items = {
+            "bottlenecks": self.bottlenecks, "node-risks": self.risks, "jobs": self.jobs, "demand": self.demand,
+        }[kind]  # fmt: skip
         cluster = params.get("cluster")
         return {
             "items": [item for item in items if not cluster or item["cluster"] == cluster],
@@ -128,6 +131,33 @@ def risk(node: str, p_24h: float, **changes: Any) -> dict[str, Any]:
         "cluster": CLUSTER, "node": node, "p_1h": p_24h / 18, "p_24h": p_24h, "p_7d": min(1.0, p_24h * 5),
         "is_climatology": False, "reasons": ["2 XID 79 in 30 days"], "model_version": "2026-11-29T02-00", **changes,
     }  # fmt: skip
+
+
+def demand(queue: str | None, middle: float, *, begin: datetime | None = None, **changes: Any) -> list[dict[str, Any]]:
+    """Demand of a queue at every horizon as the API gives it: `middle` GPUs, wider with the horizon.
+
+    Args:
+        queue: Name of the queue; None: all together.
+        middle: The median, GPUs.
+        begin: End of the last full hour; None: of this one.
+        **changes: Of every item.
+    """
+    begin = begin or datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    items = []
+    for horizon_h in (1, 3, 6, 12, 24, 48, 72, 168, 336):
+        half = middle * 0.05 * np.log2(1 + horizon_h)
+        levels = dict(zip(("q05", "q10", "q25", "q50", "q75", "q80", "q90", "q95"),
+                          (-2, -1.5, -0.6, 0, 0.6, 0.8, 1.5, 2), strict=True))  # fmt: skip
+        items.append(
+            {
+                "cluster": CLUSTER, "queue": queue, "quantity": "in_demand", "unit": "gpus", "horizon_h": horizon_h,
+                "target_time": (begin + timedelta(hours=horizon_h)).isoformat(),
+                **{name: max(0.0, float(middle + z * half)) for name, z in levels.items()},
+                "last_value": middle - 4, "last_week_value": middle + 6, "reclaimable": [],
+                "model_version": "demand-experts-2/pool", "generated_at": begin.isoformat(), **changes,
+            }
+        )  # fmt: skip
+    return items
 
 
 # --- the fleet ----------------------------------------------------------------------------------------------------

@@ -144,6 +144,18 @@ def test_fleet_page_shows_the_number_of_the_store(site, store):
     assert site.errors() == []
 
 
+def test_demand_ahead_is_drawn_and_follows_the_address(site):
+    site.hints.demand = world.demand(None, 180) + world.demand("train", 140)
+    site.open("/", "document.querySelectorAll('#fleet-demand .scatterlayer .trace').length > 3")
+    site.until("document.querySelectorAll('#fleet-demand-table tbody tr').length === 2")
+    assert site.rows("fleet-demand-table")[0][:3] == ["all queues", "176", "180 (166–194)"]
+    assert "of the cluster are in service" in site.text("#fleet-demand-about")
+    site.open("/?queue=train", "document.querySelectorAll('#fleet-demand .scatterlayer .trace').length > 3")
+    site.until("document.querySelector('#fleet-demand-label').innerText.includes('ahead of train')")
+    site.hints.demand = []
+    assert site.errors() == []
+
+
 def test_bottlenecks_page_shows_the_hints_most_urgent_first(site):
     site.hints.bottlenecks = [
         world.bottleneck(1, in_s=80),
