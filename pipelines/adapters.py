@@ -78,6 +78,27 @@ class RuntimeForecasts:
             raise ForecastUnavailableError(f"no runtime forecast now: {error}") from error
         return [Quantiles(**row) for row in quantiles.iter_rows(named=True)]
 
+    def prepare(self, clusters: Sequence[str]) -> None:
+        """Load the models and have loops compiled, so that no request waits for it; trouble is logged."""
+        import polars as pl
+
+        from features.job_history import JobHistory
+        from models.live import forecast_runtimes
+
+        now = datetime.now(UTC)
+        times = {"submit_time": now - timedelta(hours=2), "start_time": now - timedelta(hours=1), "end_time": now}
+        made_up = pl.DataFrame({"job_id": ["1", "2"], "user": "", "nodes": 1, "time_limit_s": 3600, **times})
+        try:
+            for cluster in clusters:
+                history = JobHistory(made_up[:1])
+                for _ in range(2):  # at the second the indexes are there to grow
+                    known = self._of(cluster)
+                    with known.lock:
+                        forecast_runtimes(known.champions, made_up, history, now + timedelta(hours=1))
+                    history.update(made_up)
+        except Exception:
+            log.exception("preparing runtime forecasts failed")
+
     def _of(self, cluster: str) -> _Known:
         from models.live import Champions
         from models.registry import Registry

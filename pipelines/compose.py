@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _WARM_S = 600.0
 _REPORT_EVERY_S = 60.0
+_WARM_UP_AFTER_S = 20.0  # the API answers first
 
 
 class CommandError(Exception):
@@ -203,6 +204,9 @@ def run_api(settings: Settings, insecure: bool) -> None:
     forecaster = RuntimeForecasts(settings)
     names = clusters_of(settings, None)
     without_scheduler = [name for name in names if settings.clusters[name].jobs == "none"]
+    warm_up = threading.Timer(_WARM_UP_AFTER_S, forecaster.prepare, [[n for n in names if n not in without_scheduler]])
+    warm_up.daemon = True
+    warm_up.start()
     serve(
         lambda: create_app(
             settings.published,
