@@ -409,8 +409,10 @@ def _stamped(
 
 def _versions(rows: pl.DataFrame) -> dict[str, str]:
     """Task → version in charge; what is left of a runtime is forecast by the model of the whole."""
+    from models.reported_progress import SUFFIX
+
     task = pl.col("forecast").replace("remaining", "runtime").alias("task")
-    version = pl.col("model_version").str.strip_suffix("+progress").first()
+    version = pl.col("model_version").str.strip_suffix(SUFFIX).first()
     return dict(rows.group_by(task).agg(version).sort("task").iter_rows())
 
 

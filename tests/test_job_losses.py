@@ -18,11 +18,14 @@ from models.job_losses import LOSS_COLUMNS, failure_rates, with_losses
 from pipelines import job_evidence as evidence_module
 from pipelines.job_evidence import JobEvidence, enriched, job_evidence
 from pipelines.job_history import ingest_jobs
+from pipelines.job_progress import load_sent_progress
 from pipelines.publish import publish_jobs
 from pipelines.settings import parse_settings
 from pipelines.store import Store
+from scheduler_hints.api import create_app
 from scheduler_hints.schema import JobForecast
 from scheduler_hints.snapshot import read_snapshot, snapshot_path
+from tests.hints_support import ask
 from tests.pipelines_world import START, Queue, job, jobs_frame, seconds
 from tests.store_child import open_store
 
@@ -134,7 +137,12 @@ def test_published_jobs_carry_their_progress_and_losses(store: Store, settings: 
     running = job("r", -700, -600, state="RUNNING", user="u1", seen_s=0)
     queue = Queue(*ended, running, job("p", -60, state="PENDING", nodes=(), user="u2", seen_s=0))
     ingest_jobs(store, queue, "alpha", START)
-    store.transact(lambda w: w.upsert("core_job_progress", reports("r", -600, 0)))
+    app = create_app(settings.published, ["alpha"])
+    rows = reports("r", -600, 0).select("job_id", "ts", "step", "max_steps", "step_time_s", "phase").to_dicts()
+    body = msgspec.json.encode({"cluster": "alpha", "rows": rows})
+    sent = ask(app, "/v1/progress", method="POST", body=body, headers={"content-type": "application/json"})
+    assert sent.status == 200, sent.body
+    load_sent_progress(store, settings.published, "alpha", START)
     publish_jobs(store, queue, settings, "alpha", START + seconds(5))
     snapshot = read_snapshot(snapshot_path(settings.published, "alpha", "jobs"))
     items = {item.job_id: item for item in (msgspec.json.decode(i, type=JobForecast) for i in snapshot.items)}
