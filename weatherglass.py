@@ -301,17 +301,19 @@ def record(seconds: float, every: float, out: Path, cluster: str, node: str | No
     print_recording(out, seconds=seconds, every_s=every, cluster=cluster, node=node)
 
 
-@cli.command(epilog=_example("weatherglass outcomes", "weatherglass outcomes --cluster prod"))
+@cli.command(epilog=_example("weatherglass outcomes", "weatherglass outcomes --cluster prod --so-far"))
 @_cluster
-def outcomes(cluster: str | None) -> None:
+@click.option("--so-far", is_flag=True, help="Of the seven days that end now; nothing is kept.")
+def outcomes(cluster: str | None, so_far: bool) -> None:
     """Score published forecasts by what came.
 
     Of the last seven full days, as every night: whether runtimes were calibrated and better than the best baseline,
-    and whether jobs still ask for what they used to.
+    whether jobs still ask for what they used to, how much published starts move, and how they stand beside the
+    scheduler's own.
     """
     from pipelines.outcome_report import print_outcomes
 
-    print_outcomes(_settings(), cluster)
+    print_outcomes(_settings(), cluster, is_so_far=so_far)
 
 
 _LLAMA = "--layers 32 --hidden 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --seq 8192"

@@ -105,7 +105,8 @@ def stable(shifts: Sequence[Shift]) -> Verdict:
     judged = [shift for shift in shifts if shift.usual is not None]
     if not judged:
         words = (
-            f"too few weeks to tell how far weeks differ: {MIN_WEEKS} of {MIN_JOBS} jobs before the newest are needed"
+            "too few weeks to tell how far weeks differ: before the newest, "
+            f"{MIN_WEEKS} weeks with {MIN_JOBS} jobs each are needed"
         )
         return Verdict(name, True, words, is_judged=False)
     moved = [shift for shift in judged if shift.value >= SHIFTED and shift.value > MARGIN_RATIO * (shift.usual or 0.0)]
@@ -134,8 +135,8 @@ def start_words(wait: KindOutcome) -> list[str]:
     move, moved, drift = (wait.find(f"churn_{name}") for name in ("move_s", "moved_share", "drift_s"))
     if move and moved and drift:
         words.append(
-            f"the published start of a waiting job moves by {_span(move.value)} from one publication to the next (median), "
-            f"by over ten minutes in {moved.value:.0%} of them, {_span(abs(drift.value))} "
+            f"the published start of a waiting job moves by {_span(move.value)} from one publication to the next "
+            f"(median), by over ten minutes in {moved.value:.0%} of them, {_span(abs(drift.value))} "
             f"{'later' if drift.value >= 0 else 'earlier'} on the whole"
         )
     share = wait.find("planned_share", PLAN)

@@ -242,7 +242,9 @@ def _judge_nodes(
     given = {"": challenger.forecast(history, node, at_s)}
     given |= {name: baseline(name, history, node, at_s) for name in BASELINES}
     losses = {name: node_losses(history, node, at_s, p, now_s) for name, p in given.items()}
-    unit = np.nanmean(losses["climatology"], axis=0)
+    usual = losses["climatology"]  # of a long horizon a short record may know no outcome
+    count = np.maximum((~np.isnan(usual)).sum(axis=0), 1)
+    unit = np.where(np.isnan(usual).all(axis=0), np.nan, np.nansum(usual, axis=0) / count)
     pooled = {name: np.nansum(loss / unit, axis=1) for name, loss in losses.items()}
     scores: list[_Score] = []
     for i, horizon in enumerate(HORIZONS_S):

@@ -13,8 +13,13 @@ from pipelines.steps import score_outcomes_of
 from pipelines.words import counted, without_name
 
 
-def print_outcomes(settings: Settings, cluster: str | None) -> None:
+def print_outcomes(settings: Settings, cluster: str | None, *, is_so_far: bool = False) -> None:
     """Join published forecasts to what came, keep and print what is to be thought of them.
+
+    Args:
+        settings: All settings.
+        cluster: Name of a cluster; None: every one.
+        is_so_far: Of the seven days that end now, of which nothing is kept.
 
     Raises:
         CommandError: The outcomes of a cluster could not be scored; the others were.
@@ -22,11 +27,12 @@ def print_outcomes(settings: Settings, cluster: str | None) -> None:
     errors = []
     with open_store(settings) as store:
         for name in clusters_of(settings, cluster):
-            report = score_outcomes_of(store, settings, name, datetime.now(UTC))
+            report = score_outcomes_of(store, settings, name, datetime.now(UTC), is_so_far=is_so_far)
             if report.error:
                 errors.append(f"{name}: {without_name(name, report.error)}")
                 continue
-            print(f"{name}: {counted(report.jobs, 'job')} started or ended, {counted(report.scores, 'score')} kept")
+            fate = "made" if is_so_far else "kept"
+            print(f"{name}: {counted(report.jobs, 'job')} started or ended, {counted(report.scores, 'score')} {fate}")
             for verdict in report.verdicts:
                 fate = "not judged" if not verdict.is_judged else "passes" if verdict.passed else "FAILS"
                 print(f"  {verdict.name} {fate}: {verdict.words}", flush=True)

@@ -72,7 +72,9 @@ class OutcomesReport:
     error: str | None = None
 
 
-def score_outcomes(store: Store, cluster: str, now: datetime, *, seed: int = 1, draws: int = DRAWS) -> OutcomesReport:
+def score_outcomes(
+    store: Store, cluster: str, now: datetime, *, seed: int = 1, draws: int = DRAWS, is_so_far: bool = False
+) -> OutcomesReport:
     """Join, score and keep the outcomes of the seven days before the last midnight.
 
     Args:
@@ -81,6 +83,7 @@ def score_outcomes(store: Store, cluster: str, now: datetime, *, seed: int = 1, 
         now: Present time, UTC.
         seed: Seed of the bootstrap.
         draws: Its draws.
+        is_so_far: The seven days end now, and nothing is kept: a night would come to other figures.
 
     Returns:
         What was found. A cluster without jobs or forecasts has verdicts that say "too few".
@@ -88,7 +91,7 @@ def score_outcomes(store: Store, cluster: str, now: datetime, *, seed: int = 1, 
     Raises:
         StoreError: The store cannot be read or written.
     """
-    until = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    until = now if is_so_far else now.replace(hour=0, minute=0, second=0, microsecond=0)
     begin = until - SPAN
     report = OutcomesReport(cluster)
     with store.reader() as reader:
@@ -117,6 +120,9 @@ def score_outcomes(store: Store, cluster: str, now: datetime, *, seed: int = 1, 
     _count(report, jobs, begin, until, found["runtime"])
     rows = conform(rows.with_columns(pl.lit(cluster).alias("cluster")), "out_outcomes")
     scores = _score_rows(found, shifts, cluster, until)
+    if is_so_far:
+        report.rows, report.scores = rows.height, scores.height
+        return report
 
     def keep(writer: Writer) -> tuple[int, int]:
         kept = writer.replace_window("out_outcomes", cluster, begin, until, rows)

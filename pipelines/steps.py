@@ -254,12 +254,15 @@ def retrain_of(store: Store, settings: Settings, cluster: str, task: str, now: d
     return found or Retrained(cluster, task, error=error)
 
 
-def score_outcomes_of(store: Store, settings: Settings, cluster: str, now: datetime) -> OutcomesReport:
-    """Published forecasts of one cluster beside what came."""
+def score_outcomes_of(
+    store: Store, settings: Settings, cluster: str, now: datetime, *, is_so_far: bool = False
+) -> OutcomesReport:
+    """Published forecasts of one cluster beside what came; of the days that end now nothing is kept."""
 
     def work() -> OutcomesReport:
-        report = score_outcomes(store, cluster, now, seed=settings.training.seed)
-        publish_outcomes(settings.published, report)
+        report = score_outcomes(store, cluster, now, seed=settings.training.seed, is_so_far=is_so_far)
+        if not is_so_far:
+            publish_outcomes(settings.published, report)
         return report
 
     found, error = _guarded(cluster, "scoring outcomes", work)

@@ -400,6 +400,10 @@ def test_a_night_joins_scores_and_keeps_the_same_at_every_run(store):
     again = score_outcomes(store, "alpha", UNTIL + timedelta(hours=20), draws=200)
     assert [store.table_hash(table) for table in ("out_outcomes", "out_scores")] == hashes
     assert again.verdicts == report.verdicts
+    so_far = score_outcomes(store, "alpha", UNTIL, draws=50, is_so_far=True)
+    assert (so_far.rows, so_far.figures["runtime_male"]) == (report.rows, report.figures["runtime_male"])
+    assert score_outcomes(store, "alpha", UNTIL - timedelta(hours=9), draws=50, is_so_far=True).rows < report.rows
+    assert [store.table_hash(table) for table in ("out_outcomes", "out_scores")] == hashes  # nothing was kept
     score_outcomes(store, "alpha", UNTIL + timedelta(days=1, hours=2), draws=50)  # the next night has scores of its own
     assert store.query("SELECT count(DISTINCT ts) AS n FROM out_scores")["n"][0] == 2
 
