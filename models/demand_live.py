@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import polars as pl
 
-from features.demand import HOUR, QUANTITIES, HourlyDemand, hourly_demand, unit_of
+from features.demand import HOUR, QUANTITIES, HourlyDemand, Unit, hourly_demand, unit_of
 from features.vocabulary import DEMAND_QUANTILE_COLUMNS, schema
 from models.demand import HORIZONS_H, MIN_HOURS, VERSION, DemandError, forecast
 from models.demand_experts import WEEK_H
@@ -33,11 +33,13 @@ class DemandNow:
     Attributes:
         rows: Columns of `out_demand` but cluster and when it was made; `queue` is null for all queues together.
         windows: Reclaimable windows by queue, of those that hold inference services or show a daily trough.
+        unit: What demand is counted in.
         short: Queues with too little history for a forecast, with the reason.
     """
 
     rows: pl.DataFrame
     windows: dict[str, list[ReclaimableWindow]] = field(default_factory=dict)
+    unit: Unit = "gpus"
     short: dict[str, str] = field(default_factory=dict)
 
 
@@ -67,8 +69,8 @@ def forecast_demand(
     assert isinstance(since, datetime)
     inference = [name for name in dict.fromkeys(inference_queues) if name]
     busiest = recent["queue"].drop_nulls().value_counts(sort=True)["queue"].head(MAX_QUEUES).to_list()
-    found = DemandNow(pl.DataFrame(schema=types))
     unit = unit_of(jobs)
+    found = DemandNow(pl.DataFrame(schema=types), unit=unit)
     by_queue = {name: part for (name,), part in jobs.partition_by("queue", as_dict=True).items()}
     rows: list[dict] = []
     queues = list(dict.fromkeys([*sorted(busiest), *inference]))

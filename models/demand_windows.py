@@ -48,12 +48,14 @@ class ReclaimableWindow:
         units: Units free throughout: capacity less the highest 90 % quantile, rounded down.
         confidence: Share of past origins whose demand, had it missed the forecast by as much as it did then, would have
             left the units free in every hour of the window.
+        capacity: Units that the queue holds, as it was taken.
     """
 
     start: datetime
     end: datetime
     units: int
     confidence: float
+    capacity: float
 
 
 def shows_trough(values: Floats, min_units: int = 1) -> bool:
@@ -130,7 +132,7 @@ def reclaimable_windows(
             confidence = float(np.all(ahead.excess[:, first:last] <= slack + 1e-9, axis=1).mean())
             if confidence < min_confidence:
                 break
-            best = ReclaimableWindow(now + first * HOUR, now + last * HOUR, units, confidence)
+            best = ReclaimableWindow(now + first * HOUR, now + last * HOUR, units, confidence, capacity)
         if best is None:
             first += 1
             continue

@@ -18,7 +18,7 @@ from features.vocabulary import conform, schema
 from pipelines.compose import clusters_of, open_store
 from pipelines.job_history import read_jobs
 from pipelines.settings import Settings
-from pipelines.store import Store
+from pipelines.store import Reader, Store
 from pipelines.words import counted
 from scheduler_hints.schema import DemandForecast, Reclaimable
 from scheduler_hints.snapshot import Publisher
@@ -99,7 +99,7 @@ def publish_demand(store: Store, settings: Settings, cluster: str, now: datetime
         "demand", demand_items(rows, found.windows), ttl_s=ttl_s, data_age_s=report.data_age_s,
         model_versions=report.model_versions,
     )  # fmt: skip
-    windows = _window_rows(found.windows, stamps, VERSION)
+    windows = _window_rows(found.windows, stamps, VERSION, found.unit)
     if rows.height:
         store.transact(
             lambda w: w.upsert("out_demand", rows) + w.upsert("out_hints", windows), purpose="keeping demand forecasts"
@@ -119,7 +119,7 @@ def demand_items(rows: pl.DataFrame, windows: Mapping[str, Iterable[ReclaimableW
 
 
 def _window_rows(
-    windows: Mapping[str, Iterable[ReclaimableWindow]], stamps: Mapping[str, object], version: str
+    windows: Mapping[str, Iterable[ReclaimableWindow]], stamps: Mapping[str, object], version: str, unit: str
 ) -> pl.DataFrame:
     """Rows of `out_hints`, one for each window."""
     at = stamps["generated_at"]
@@ -129,12 +129,41 @@ def _window_rows(
             **stamps, "kind": KIND, "hint_id": f"{queue}:{w.start:%Y%m%dT%H}", "version": int(at.timestamp()),
             "model_version": version, "scope": "queue", "probability": w.confidence, "expected_onset": w.start,
             "horizon_s": None, "detail": msgspec.json.encode(
-                {"queue": queue, "start": w.start, "end": w.end, "units": w.units, "confidence": w.confidence}
+                {"queue": queue, "start": w.start, "end": w.end, "units": w.units, "confidence": w.confidence,
+                 "capacity": w.capacity, "unit": unit}
             ).decode(),
         }
         for queue, found in windows.items() for w in found
     ]  # fmt: skip
     return conform(pl.DataFrame(rows), "out_hints") if rows else pl.DataFrame(schema=schema("out_hints"))
+
+
+def kept_windows(reader: Reader, cluster: str, begin: datetime, until: datetime) -> pl.DataFrame:
+    """Reclaimable windows of a span as they were published: `models.demand_outcomes.WINDOW_COLUMNS`.
+
+    Args:
+        reader: The store.
+        cluster: Name of the cluster.
+        begin: They start then or later, UTC.
+        until: They were published before.
+    """
+    kept = reader.query(
+        'SELECT detail FROM out_hints WHERE "cluster" = ? AND kind = ? AND expected_onset >= ? AND generated_at < ? '
+        "ORDER BY generated_at, hint_id",
+        [cluster, KIND, begin, until],
+    )
+    when = pl.Datetime("us", "UTC")
+    types = {"queue": pl.String(), "unit": pl.String(), "start": when, "end": when, "units": pl.Int64(),
+             "confidence": pl.Float64(), "capacity": pl.Float64()}  # fmt: skip
+    rows = [
+        {name: _moment(value) if name in ("start", "end") else value for name, value in found.items() if name in types}
+        for found in map(msgspec.json.decode, kept["detail"])
+    ]
+    return pl.DataFrame(rows, schema=types)
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
 
 
 def print_demand(settings: Settings, cluster: str | None) -> None:

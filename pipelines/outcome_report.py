@@ -36,7 +36,7 @@ def print_outcomes(settings: Settings, cluster: str | None, *, is_so_far: bool =
             for verdict in report.verdicts:
                 fate = "not judged" if not verdict.is_judged else "passes" if verdict.passed else "FAILS"
                 print(f"  {verdict.name} {fate}: {verdict.words}", flush=True)
-            for words in report.starts:
+            for words in (*report.starts, *report.demand):
                 print(f"  {words}", flush=True)
     if errors:
         raise CommandError("\n".join(errors))

@@ -18,13 +18,14 @@ from features.job_history import JobHistory
 from features.jobs import microseconds
 from features.vocabulary import QUANTILE_COLUMNS, conform, schema
 from models.backtest_report import Score, score_rows
-from models.demand_outcomes import judge_demand
+from models.demand_outcomes import demand_words, judge_demand
 from models.drift import MAX_WEEKS, Shift, input_shifts
 from models.outcome_scores import PREFIX, KindOutcome, judge_outcomes
 from models.outcome_verdicts import VERDICTS, Verdict, start_words, verdicts
 from models.outcomes import LANDMARKS_S, join_outcomes
 from models.promotion import DRAWS, Interval
 from models.start_plans import PLAN, churn_scores
+from pipelines.demand import kept_windows
 from pipelines.job_history import read_jobs
 from pipelines.store import Reader, Store, Writer
 from scheduler_hints.outcome_gauges import OutcomesWord, write_word
@@ -39,6 +40,8 @@ _SHOWN = {
     "runtime": ("male", "male_ratio", "coverage_80"), "remaining": ("male", "male_ratio", "coverage_80"),
     "wait": ("male", "male_ratio", "coverage_80", "churn_moved_share", "planned_male"),
     "failure": ("brier", "brier_ratio", "ece"),
+    "demand": ("in_demand_mae_24h", "in_demand_mae_ratio_24h", "in_demand_coverage_80_24h", "windows_kept_share",
+               "windows_confidence"),
 }  # fmt: skip
 
 
@@ -54,6 +57,7 @@ class OutcomesReport:
         covered: How many of the jobs that ended had a published runtime, in words: one that starts at once has none.
         verdicts: What is to be thought of it.
         starts: How steady published starts were and how they stand beside the scheduler's plans, in words.
+        demand: How published demand and reclaimable windows did, in words.
         until: End of the span.
         figures: The main figures by name, for `/metrics`.
         error: Why there are no figures.
@@ -67,6 +71,7 @@ class OutcomesReport:
     covered: str | None = None
     verdicts: list[Verdict] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
+    demand: list[str] = field(default_factory=list)
     until: datetime | None = None
     figures: dict[str, float] = field(default_factory=dict)
     error: str | None = None
@@ -103,19 +108,21 @@ def score_outcomes(
         forecasts = _forecasts(reader, cluster, begin, until, first)
         waits = _waits(reader, cluster, begin, until, first)
         demand = reader.query(
-            'SELECT * FROM out_demand WHERE "cluster" = ? AND queue IS NULL AND generated_at >= ? AND target_time > ? '
+            'SELECT * FROM out_demand WHERE "cluster" = ? AND generated_at >= ? AND target_time > ? '
             "AND target_time <= ?",
             [cluster, begin - _AHEAD, begin, until],
         )
+        windows = kept_windows(reader, cluster, begin, until)
     history = JobHistory(jobs)
     joined = join_outcomes(forecasts, jobs, microseconds(begin), microseconds(until))
     found, rows = judge_outcomes(joined, history, draws=draws, seed=seed)
     if found["wait"].is_judged:
         found["wait"].scores += churn_scores(waits)
-    found["demand"] = judge_demand(demand, jobs, begin, until, draws=draws, seed=seed)
+    found["demand"] = judge_demand(demand, jobs, begin, until, windows=windows, draws=draws, seed=seed)
     shifts = input_shifts(history, microseconds(begin), microseconds(until))
     report.until, report.figures = until, _figures(found, shifts)
     report.verdicts, report.starts = verdicts(found["runtime"], shifts), start_words(found["wait"])
+    report.demand = demand_words(found["demand"])
     report.judged = {kind: outcome.rows for kind, outcome in found.items()}
     _count(report, jobs, begin, until, found["runtime"])
     rows = conform(rows.with_columns(pl.lit(cluster).alias("cluster")), "out_outcomes")
@@ -148,7 +155,7 @@ def _figures(found: dict[str, KindOutcome], shifts: list[Shift]) -> dict[str, fl
     for kind, metrics in _SHOWN.items():
         outcome = found[kind]
         for metric in metrics:
-            interval = outcome.find(metric, outcome.best_baseline if metric.endswith("_ratio") else "")
+            interval = outcome.find(metric, outcome.best_baseline if "_ratio" in metric else "")
             if interval is not None:
                 figures[f"{kind}_{metric}"] = interval.value
     for metric in ("planned_share", "planned_male"):

@@ -12,14 +12,15 @@ import polars as pl
 import pytest
 
 from features.demand import QUANTITIES, hourly_demand
-from features.vocabulary import QUANTILES
+from features.vocabulary import DEMAND_QUANTILE_COLUMNS, QUANTILES, conform, schema
 from models.demand import HORIZONS_H, VERSION, DemandError, bands, forecast, hedge, ladder, pinball
 from models.demand_backtest import ratio, scores, walk
 from models.demand_experts import BASELINES, EXPERTS, Levels, actuals, experts
 from models.demand_flow import FLOW_HORIZONS_H, Flow
 from models.demand_live import forecast_demand
+from models.demand_outcomes import WINDOW_COLUMNS, demand_words, judge_demand
 from models.demand_windows import Ahead, look_ahead, reclaimable_windows, shows_trough
-from pipelines.demand import demand_lines
+from pipelines.demand import demand_lines, kept_windows
 from pipelines.settings import parse_settings
 from pipelines.steps import publish_demand_of
 from scheduler_hints.api import create_app
@@ -319,6 +320,50 @@ def test_a_trough_shows_only_where_the_day_explains_it() -> None:
     assert not shows_trough(np.zeros(500))
 
 
+def test_kept_windows_are_scored_by_what_came() -> None:
+    nights = [job(n, 3600 * n, 3600 * n, 3600 * (n + 1), gpus=16 if n % 24 < 8 else 64) for n in range(24 * 7)]
+    jobs = core_jobs(nights)
+    until = START + timedelta(days=7)
+    rows = [
+        {"queue": "batch", "unit": "gpus", "start": START + timedelta(hours=24 * day + 1),
+         "end": START + timedelta(hours=24 * day + last), "units": 40, "confidence": 0.9, "capacity": 64.0}
+        for day in range(6) for last in range(2, 12)
+    ]  # fmt: skip
+    empty = pl.DataFrame(schema=schema("out_demand"))
+    windows = pl.DataFrame(rows).select(WINDOW_COLUMNS)
+    found = judge_demand(empty, jobs, START, until, windows=windows)
+    kept, promised = (found.find(f"windows_{name}") for name in ("kept_share", "confidence"))
+    assert kept is not None
+    assert promised is not None
+    assert promised.value == pytest.approx(0.9)
+    assert kept.value == pytest.approx(0.6)  # those that end by 07:00: at 08:00 the day's work stands
+    assert demand_words(found) == ["reclaimable windows: 60% stayed free, promised 90%"]
+    short = judge_demand(empty, jobs, START, START + timedelta(days=2), windows=windows)
+    assert short.find("windows_kept_share") is None
+
+
+def test_single_queues_are_scored_in_a_pool() -> None:
+    jobs = core_jobs([job(n, 3600 * n, 3600 * n, 3600 * (n + 1), gpus=4) for n in range(24 * 7)])
+    until = START + timedelta(days=7)
+    rows = [
+        {
+            "generated_at": START + timedelta(hours=h - 24), "cluster": "alpha", "queue": queue,
+            "quantity": "in_demand", "unit": "gpus", "horizon_h": 24, "target_time": START + timedelta(hours=h),
+            **dict.fromkeys(DEMAND_QUANTILE_COLUMNS, middle), "last_value": 6.0, "last_week_value": 9.0,
+            "model_version": "demand-experts-2/pool",
+        }
+        for h in range(1, 60) for queue, middle in ((None, 4.0), ("batch", 5.0), ("none", 1.0))
+    ]  # fmt: skip
+    found = judge_demand(conform(pl.DataFrame(rows, infer_schema_length=None), "out_demand"), jobs, START, until)
+    whole, pool = (found.find(f"{prefix}in_demand_mae_24h") for prefix in ("", "queues_"))
+    assert whole is not None
+    assert pool is not None
+    assert whole.value == 0.0
+    assert pool.value == pytest.approx(1.0)  # one of four where four came, and one where none did
+    assert len(demand_words(found)) == 2
+    assert "single queues: missed by 1.0 units" in demand_words(found)[1]
+
+
 # --- a cluster --------------------------------------------------------------------------------------------------------
 
 
@@ -360,6 +405,9 @@ def test_published_once_an_hour_kept_and_printed(tmp_path: Path) -> None:
         kept = store.query("SELECT count(DISTINCT generated_at) AS n, count(*) AS rows FROM out_demand")
         assert kept.row(0) == (2, 2 * 2 * 3 * 9)
         lines = demand_lines(store, "alpha", now + timedelta(hours=1))
+        windows = kept_windows(store, "alpha", now, now + timedelta(days=1))
+        assert set(windows["unit"]) == {"gpus"}
+        assert windows["capacity"].min() > windows["units"].max()  # ty: ignore[unsupported-operator]
     assert lines[0].startswith("alpha: made 2026-06-03 09:02 UTC; forecast")
     assert "all queues, GPUs running or waiting" in lines
     assert any("free, confidence" in line for line in lines)

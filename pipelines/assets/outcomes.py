@@ -39,7 +39,7 @@ def out_outcomes(
     reports = [score_outcomes_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
     metadata = {
         **rows(sum(report.rows for report in reports)),
-        **figures(reports, ["jobs", "scores", "judged", "covered", "starts", "error"]),
+        **figures(reports, ["jobs", "scores", "judged", "covered", "starts", "demand", "error"]),
     }
     yield dg.MaterializeResult(asset_key=TABLE, metadata=metadata)
     yield answers(context, TABLE, reports)
