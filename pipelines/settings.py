@@ -116,7 +116,7 @@ class Cluster(_Section):
     exporter_interval_s: Seconds = Field(15, description="Interval at which exporters take samples, s.")
     jobs_period_s: Seconds = Field(30, description="Seconds between questions to the scheduler about live jobs.")
     inference_queues: tuple[str, ...] = Field(
-        (), description="Queues of inference services: hours in which they need less become reclaimable windows."
+        (), description="Queues of inference services: troughs are looked for even where the day does not show them."
     )
     reclaim_min_units: int = Field(
         8, ge=1, description="A reclaimable window leaves this much free at least, GPUs (CPUs where there are none)."

@@ -80,7 +80,7 @@ _ITEMS: dict[str, Any] = {
     ),
     "demand": DemandForecast(
         "alpha", "serve", "in_demand", "gpus", 24, _LATER, 21, 24, 30, 38, 45, 47, 52, 58, 40, 36,
-        [Reclaimable(_AT, _LATER, 12, 0.87)], "demand-experts-1/pool", _AT,
+        [Reclaimable(_AT, _LATER, 12, 0.87)], "demand-experts-2/pool", _AT,
     ),
 }  # fmt: skip
 _LIST_TYPES = {

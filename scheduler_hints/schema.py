@@ -163,7 +163,7 @@ class ReservationPlan(msgspec.Struct, frozen=True):
 
 
 class Reclaimable(msgspec.Struct, frozen=True):
-    """Hours in which an inference queue leaves `units` free of the most it needed in four weeks.
+    """Hours in which a queue with a daily trough leaves `units` free of the most it used in four weeks.
 
     `confidence` is the share of past forecasts at the same leads that held in every hour of such a window.
     """
@@ -179,7 +179,7 @@ class DemandForecast(msgspec.Struct, frozen=True):
 
     `arrivals`: jobs submitted within the hour that ends then. `asked_hours`: units × time limit of those jobs.
     `in_demand`: units of the jobs that run or pend then. `q05` to `q95` never cross; `q50` is the point forecast.
-    `reclaimable`: windows of an inference queue that begin within the horizon; empty for other queues and quantities.
+    `reclaimable`: windows of a queue that falls each day, begun within the horizon; empty for others and other quantities.
     """
 
     cluster: str
