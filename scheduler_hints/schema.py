@@ -179,7 +179,7 @@ class DemandForecast(msgspec.Struct, frozen=True):
 
     `arrivals`: jobs submitted within the hour that ends then. `asked_hours`: units × time limit of those jobs.
     `in_demand`: units of the jobs that run or pend then. `q05` to `q95` never cross; `q50` is the point forecast.
-    `reclaimable`: windows of a queue that falls each day, begun within the horizon; empty for others and other quantities.
+    `reclaimable`: windows of a queue that falls each day, begun within the horizon; else empty.
     """
 
     cluster: str
