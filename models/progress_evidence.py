@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.job_progress import progress_at
+from features.job_progress import LOOK_BACK, progress_at
 from models.curves import LEVELS
 
 Floats = NDArray[np.float64]
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 # plans that are reached; it counts as much as 10 jobs.
 PRIOR_REACHED, PRIOR_JOBS = 0.62, 10
 GROUP_PRIOR_JOBS = 5  # the cluster's share counts as much as so many jobs of a user, the user's as of a name family
-EVIDENCE_JOBS = 2_000  # newest ended jobs with reports that evidence is made of
+EVIDENCE_JOBS, EVIDENCE_REPORTS = 2_000, 1_000_000  # newest ended jobs, and their reports, that it is made of at most
 PRIOR_OVERHEAD = 0.05  # pauses ÷ steps; fades with the time the job itself was watched, against this
 OVERHEAD_WATCHED_S = 1800.0
 PRIOR_TAIL_S = 30.0  # from the last step until the end
@@ -71,8 +71,8 @@ class Evidence:
         """Count ended jobs.
 
         Args:
-            jobs: `job_id`, `user`, `name`, `state`, `start_time`, `end_time`, `time_limit_s`; those that ended after `at` are
-                passed over.
+            jobs: `job_id`, `user`, `name`, `state`, `start_time`, `end_time`, `time_limit_s`; those that ended after
+                `at` are passed over.
             reports: Rows of `core_job_progress`; such as were not known by `at` are passed over.
             at: The moment, UTC.
         """
@@ -97,20 +97,25 @@ class Evidence:
             _counts(known),
             _shrunk(watched.to_numpy(), PRIOR_OVERHEAD), _shrunk(done["still_s"].to_numpy(), PRIOR_TAIL_S),
         )  # fmt: skip
-        return first._with_spreads(done, reports, at)
+        return first._with_spreads(done, reports)
 
-    def _with_spreads(self, done: pl.DataFrame, reports: pl.DataFrame, at: datetime) -> Evidence:
+    def _with_spreads(self, done: pl.DataFrame, reports: pl.DataFrame) -> Evidence:
         """How far off estimates were after 1, 2, 4, … minutes of the jobs that reached their plan."""
-        parts = []
+        parts, told = [], []
+        ran_s = (pl.col("ts") - pl.col("start_time")).dt.total_seconds()
+        timed = reports.join(done.select("job_id", "start_time"), on="job_id").with_columns(ran_s=ran_s)
+        timed = timed.drop("start_time")
+        back_s = LOOK_BACK.total_seconds()
         elapsed_s = 60.0
         while not (there := done.filter(pl.col("run_s") > elapsed_s)).is_empty():
             moment = pl.col("start_time") + timedelta(seconds=elapsed_s)
-            parts.append(there.select("job_id", "start_time", "end_time", moment=moment).filter(pl.col("moment") < at))
+            parts.append(there.select("job_id", "start_time", "end_time", moment=moment))
+            near = timed.filter(pl.col("ran_s").is_between(elapsed_s - back_s - 1, elapsed_s + 1))
+            told.append(progress_at(parts[-1], near))  # one moment of all jobs at a time: bounds the memory
             elapsed_s *= 2
         if not parts:
             return self
-        asked = pl.concat(parts)
-        facts = progress_at(asked, reports)
+        asked, facts = pl.concat(parts), pl.concat(told)
         estimate_s = estimate(facts, self)
         actual_s = ((asked["end_time"] - asked["moment"]).dt.total_microseconds() / 1e6).to_numpy()
         off = np.log((actual_s + FLOOR_S) / (estimate_s + FLOOR_S))

@@ -17,7 +17,7 @@ import polars as pl
 
 from features.job_progress import LOOK_BACK
 from models.interruptions import Interruptions, measure
-from models.progress_evidence import EVIDENCE_JOBS, Evidence
+from models.progress_evidence import EVIDENCE_JOBS, EVIDENCE_REPORTS, Evidence
 from pipelines.settings import Settings
 from pipelines.store import Store
 
@@ -83,10 +83,12 @@ def progress_evidence(store: Store, cluster: str, now: datetime) -> Evidence:
         StoreError: The store cannot be read.
     """
     ended = store.query(
-        'SELECT job_id, "user", name, state, start_time, end_time, time_limit_s FROM core_jobs WHERE "cluster" = ? '
-        "AND end_time < ? AND start_time < end_time AND job_id IN (SELECT DISTINCT job_id FROM core_job_progress "
-        'WHERE "cluster" = ?) ORDER BY end_time DESC LIMIT ?',
-        [cluster, now, cluster, EVIDENCE_JOBS],
+        'WITH told AS (SELECT job_id, count(*) AS reports FROM core_job_progress WHERE "cluster" = ? GROUP BY job_id), '
+        'ended AS (SELECT job_id, "user", name, state, start_time, end_time, time_limit_s, sum(reports) OVER '
+        "(ORDER BY end_time DESC, job_id ROWS UNBOUNDED PRECEDING) AS reports_in_all FROM core_jobs JOIN told "
+        'USING (job_id) WHERE "cluster" = ? AND end_time < ? AND start_time < end_time) '
+        "SELECT * EXCLUDE (reports_in_all) FROM ended WHERE reports_in_all <= ? ORDER BY end_time DESC LIMIT ?",
+        [cluster, cluster, now, EVIDENCE_REPORTS, EVIDENCE_JOBS],
     )
     if ended.is_empty():
         return Evidence()
