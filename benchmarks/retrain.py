@@ -124,7 +124,7 @@ def _live(jobs: pl.DataFrame, at: datetime, runtime: RuntimeForecaster, threads:
     known = pl.concat([known[:-15_000], live])
     with tempfile.TemporaryDirectory() as folder:
         registry = Registry(Path(folder))
-        recent = JobHistory(known.filter(pl.col("submit_time") > at - timedelta(days=30)))
+        recent = JobHistory(known[-300_000:-15_000])
         models = {
             "runtime": runtime,
             "wait": WaitForecaster.fit(recent, at, threads=threads),
