@@ -229,7 +229,9 @@ def about(demand: Demand, hints: HintList, now: datetime, *, several: bool) -> l
         day = demand.at(24) or demand.rows[-1]
         held = f"{demand.amount(demand.capacity)} of the cluster are in service"
         tight = next((row for row in demand.rows if row["q50"] > demand.capacity), None)
-        if tight is not None:
+        if demand.rows[0]["last_value"] > demand.capacity:
+            held += f"; {demand.amount(demand.rows[0]['last_value'])} are asked for already. "
+        elif tight is not None:
             held += f"; more will be asked for in {_MARKS.get(tight['horizon_h'])}. "
         else:
             share = words.percent(day["q50"] / demand.capacity) if demand.capacity else words.NOTHING
