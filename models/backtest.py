@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from features.job_history import NEVER, JobHistory, JobTable
 from models.backtest_report import BacktestReport, Score
 from models.calibration import MIN_ROWS
+from models.failure_landmarks import landmark_scores
 from models.judging import Judged, Task, blocks_of
 from models.promotion import DRAWS, mean_interval, ratio_interval
 from models.ranking import ranked
@@ -84,6 +85,8 @@ def backtest(
     scores, best = compare(task, model, baselines, blocks, table.is_bad[test], draws=draws, seed=seed)
     if task.name == "runtime":
         scores += _by_stratum(X[test], model, baselines[best], best, blocks, draws, seed)
+    if task.name == "job_failure":
+        scores += landmark_scores(predictions, history, test, blocks, draws=draws, seed=seed)
     strata = _parts(table, test, model, baselines[best], best, blocks, draws, seed)
     notes = []
     if task.name == "wait" and not np.any(table.wait_s[test] > 0):

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.float32]
+_LEAF_SHARE, _LEAF_ROWS = 0.01, (20, 200)  # fewest rows of a leaf of odds: a share of all, within these
+_ODDS: dict[str, Any] = {"objective": "binary", "lambda_l2": 50.0}
 _KEPT = 8  # parsed models, the newest; parsing takes longer than a forecast
 _DEFAULTS: dict[str, Any] = {
     "learning_rate": 0.1, "num_leaves": 15, "min_data_in_leaf": 40, "feature_fraction": 0.2, "bagging_fraction": 0.7,
@@ -34,6 +36,25 @@ def grow(
         params={"max_bin": whole["max_bin"], "verbosity": -1},
     )  # fmt: skip
     return lightgbm.train(whole, data, num_boost_round=rounds)
+
+
+def grow_odds(
+    X: Matrix, happened: NDArray[np.bool_], blocks: NDArray[Any], *, rounds: int, seed: int, threads: int
+) -> tuple[Any, Any]:
+    """Heavily regularised boosters of a probability: to one every row counts alike, to the other every block."""
+    _, block, counts = np.unique(blocks, return_inverse=True, return_counts=True)
+    by_block = 1.0 / counts[block]
+    parameters = _ODDS | {"min_data_in_leaf": int(np.clip(_LEAF_SHARE * len(X), *_LEAF_ROWS))}
+    alike, by = (
+        grow(X, happened, parameters, rounds=rounds, seed=seed, threads=threads, weights=weights)
+        for weights in (None, by_block / by_block.mean())
+    )
+    return alike, by
+
+
+def mean_odds(texts: tuple[str, ...], X: Matrix) -> NDArray[np.float64]:
+    """Mean probability that boosters of these texts tell, shape (n,)."""
+    return np.mean([booster_of(text).predict(X, num_threads=1) for text in texts], axis=0)
 
 
 def booster_of(text: str) -> Any:

@@ -3,7 +3,8 @@
 Badly: FAILED, TIMEOUT, NODE_FAIL, OUT_OF_MEMORY and the like; a cancelled job has not failed. Two sets of boosted
 trees, one that weighs every job alike and one that weighs every user's day alike, blended with the rolling rate of the
 same key as released jobs tell; or that rate alone. Here belong this forecaster and its baseline; not the features
-(`features/job_outcomes.py`) and not the kinds of bad ends (`models/failure_kinds.py`).
+(`features/job_outcomes.py`), the kinds of bad ends (`models/failure_kinds.py`) or the odds of jobs that have run for a
+while (`models/failure_running.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from features.job_history import NEVER, JobHistory, JobTable
 from features.job_outcomes import FAILURE_FEATURES, failure_matrix
 from features.jobs import FEATURES, RECENT, microseconds, moments_of
 from models.arrays import pack_arrays, unpack_arrays
-from models.boosting import booster_of, grow
+from models.boosting import grow_odds, mean_odds
 from models.calibration import MIN_ROWS, Isotonic
-from models.failure_kinds import KIND_COLUMNS, KindShares, kind_of
+from models.failure_kinds import KIND_COLUMNS, KindShares, kind_of, mixed_shares
+from models.failure_running import RunningOdds
 from models.runtime import HOLDOUT_SHARE, MAX_HOLDOUT, TooFewJobsError, check_features
 from models.runtime_choice import day_blocks
 from models.scoring import brier
@@ -35,13 +37,12 @@ Matrix = NDArray[np.float32]
 
 MAX_LABELS = 40_000
 ROUNDS = 60
-BLENDS = (0.0, 0.5, 0.8, 1.0)  # weight of the trees beside the rolling rate, in log odds
+# Weight of the trees beside the rolling rate, in log odds. Never the whole: bursts that the trees misjudge cost less.
+BLENDS = (0.0, 0.5, 0.8)
 _PRIOR_ROWS = 4.0  # of the wider group, counted with the narrower one
 _OVERALL_RATE = 0.3  # before anything is known
 _RATE_GROUPS = ("all", "user", "key")
 _EDGE = 0.002  # rates are kept this far off 0 and 1 before their log odds are taken
-_PARAMETERS: dict[str, Any] = {"objective": "binary", "lambda_l2": 50.0}
-_LEAF_SHARE, _LEAF_ROWS = 0.01, (20, 200)  # fewest rows of a leaf: a share of all, within these
 _MODEL_FILES = ("job_failure.txt", "job_failure_days.txt")
 _KINDS_FILE = "job_failure_kinds.txt"
 
@@ -69,6 +70,7 @@ class FailureForecaster:
         blend: Weight of their log odds beside those of the rolling rate.
         map: Of the rolling rate to calibrated probability, where it speaks alone.
         kinds: Shares of the kinds of bad ends.
+        running: Odds of jobs that have run for a while.
         facts: What the fit saw and chose, for the card.
     """
 
@@ -76,12 +78,13 @@ class FailureForecaster:
     blend: float
     map: Isotonic
     kinds: KindShares
+    running: RunningOdds
     facts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def rate(cls) -> FailureForecaster:
         """The one in charge before any model: the rolling rate."""
-        return cls((), 0.0, Isotonic.identity(), KindShares.unknown(), {"expert": "rolling_rate"})
+        return cls((), 0.0, Isotonic.identity(), KindShares.unknown(), RunningOdds(), {"expert": "rolling_rate"})
 
     @classmethod
     def fit(
@@ -120,7 +123,12 @@ class FailureForecaster:
         early = np.flatnonzero(table.end[rows] < table.submit[rows[first]])
         if len(early) < MIN_ROWS:
             early = np.arange(first)
-        kinds = KindShares.fit(X[bad], kind_of(table)[rows[bad]], seed=seed, threads=threads)
+        ends = np.where(bad, kind_of(table)[rows], -1)
+        kinds = KindShares.fit(X[bad], ends[bad], seed=seed, threads=threads)
+        running = RunningOdds.fit(
+            X, ends, table.runtime_s[rows], table.limit_s[rows], blocks, seed=seed, threads=threads, rounds=rounds,
+            max_rows=max_labels,
+        )  # fmt: skip
         facts: dict[str, Any] = {
             "rows": len(rows), "holdout_rows": len(held), "seed": seed, "rounds": rounds,
             "base_rate": float(bad.mean()), "kind_shares": kinds.shares.round(5).tolist(),
@@ -128,16 +136,16 @@ class FailureForecaster:
         rate = rolling_rate(X[held])
         losses = {0.0: float(brier(rate, bad[held]).mean())}
         if 0 < bad[early].sum() < len(early):
-            trial = _boost(X[early], bad[early], blocks[early], seed, threads, rounds)
-            told = _mean_odds([booster.predict(X[held], num_threads=threads) for booster in trial])
+            trial = grow_odds(X[early], bad[early], blocks[early], rounds=rounds, seed=seed, threads=threads)
+            told = np.mean([booster.predict(X[held], num_threads=threads) for booster in trial], axis=0)
             losses |= {w: float(brier(_blended(told, rate, w), bad[held]).mean()) for w in BLENDS}
         blend = min(losses, key=lambda weight: losses[weight])
         facts |= {"holdout_brier": {f"{w:g}": loss for w, loss in losses.items()}, "blend": blend}
         facts["expert"] = "model" if blend > 0 else "rolling_rate"
         if blend == 0:
-            return cls((), 0.0, Isotonic.fit(rate, bad[held]), kinds, facts)
-        boosters = _boost(X, bad, blocks, seed, threads, rounds)
-        return cls(tuple(b.model_to_string() for b in boosters), blend, Isotonic.identity(), kinds, facts)
+            return cls((), 0.0, Isotonic.fit(rate, bad[held]), kinds, running, facts)
+        boosters = grow_odds(X, bad, blocks, rounds=rounds, seed=seed, threads=threads)
+        return cls(tuple(b.model_to_string() for b in boosters), blend, Isotonic.identity(), kinds, running, facts)
 
     def probability(self, X: Matrix) -> Floats:
         """P(bad end) from features of `failure_matrix`, shape (n,)."""
@@ -146,8 +154,7 @@ class FailureForecaster:
         rate = rolling_rate(X)
         if not self.booster_texts:
             return self.map.apply(rate)
-        told = _mean_odds([booster_of(text).predict(X, num_threads=1) for text in self.booster_texts])
-        return _blended(told, rate, self.blend)
+        return _blended(mean_odds(self.booster_texts, X), rate, self.blend)
 
     def kind_probabilities(self, X: Matrix, p_fail: Floats | None = None) -> Floats:
         """P of each of `KIND_COLUMNS`, parts of P(bad end), shape (n, 3).
@@ -157,7 +164,7 @@ class FailureForecaster:
             p_fail: P(bad end) of the same rows, when it is at hand.
         """
         p_fail = self.probability(X) if p_fail is None else p_fail
-        return p_fail[:, None] * self.kinds.of(X)[:, : len(KIND_COLUMNS)]
+        return p_fail[:, None] * mixed_shares(self.kinds, X)
 
     def frame(self, X: Matrix) -> pl.DataFrame:
         """Columns `p_fail` and `KIND_COLUMNS` from features that are at hand."""
@@ -179,12 +186,14 @@ class FailureForecaster:
             "kinds_learnt": list(self.kinds.learnt),
         }  # fmt: skip
         arrays = self.map.to_arrays("map_") | {"kind_shares": self.kinds.shares}
+        running, running_arrays, described["running"] = self.running.to_files()
+        arrays |= running_arrays
         files = {
             "job_failure.json": json.dumps(described, indent=1, sort_keys=True).encode(),
             "job_failure.npz": pack_arrays(arrays),
         }
         files |= {name: text.encode() for name, text in zip(_MODEL_FILES, self.booster_texts, strict=False)}
-        return files | ({_KINDS_FILE: self.kinds.booster_text.encode()} if self.kinds.booster_text else {})
+        return files | running | ({_KINDS_FILE: self.kinds.booster_text.encode()} if self.kinds.booster_text else {})
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> FailureForecaster:
@@ -199,7 +208,10 @@ class FailureForecaster:
         arrays = unpack_arrays(files["job_failure.npz"], "map_raw", "map_calibrated", "kind_shares")
         told = files[_KINDS_FILE].decode() if _KINDS_FILE in files else None
         kinds = KindShares(arrays["kind_shares"], tuple(described["kinds_learnt"]), told)
-        return cls(texts, described["blend"], Isotonic.from_arrays(arrays, "map_"), kinds, described["facts"])
+        running = RunningOdds()
+        if "running" in described:
+            running = RunningOdds.from_files(files, arrays, described["running"])
+        return cls(texts, described["blend"], Isotonic.from_arrays(arrays, "map_"), kinds, running, described["facts"])
 
 
 def labelled(table: JobTable) -> Bools:
@@ -211,22 +223,6 @@ def labelled(table: JobTable) -> Bools:
 def _matrix_of_rows(history: JobHistory, rows: NDArray[np.int64]) -> Matrix:
     part = JobTable(history.table.frame[rows])
     return failure_matrix(part, history, part.submit)
-
-
-def _boost(X: Matrix, bad: Bools, blocks: NDArray[Any], seed: int, threads: int, rounds: int) -> list[Any]:
-    """Trees to which every job counts alike, and trees to which every user's day counts alike."""
-    _, block, counts = np.unique(blocks, return_inverse=True, return_counts=True)
-    by_day = 1.0 / counts[block]
-    leaf = int(np.clip(_LEAF_SHARE * len(X), *_LEAF_ROWS))
-    parameters = _PARAMETERS | {"min_data_in_leaf": leaf}
-    return [
-        grow(X, bad, parameters, rounds=rounds, seed=seed, threads=threads, weights=weights)
-        for weights in (None, by_day / by_day.mean())
-    ]
-
-
-def _mean_odds(probabilities: list[Floats]) -> Floats:
-    return np.mean(probabilities, axis=0)
 
 
 def _blended(told: Floats, rate: Floats, weight: float) -> Floats:

@@ -1,8 +1,7 @@
-"""Which bad end, and how its odds move while a job runs.
+"""Which bad end: P(timeout), P(node failure) and P(out of memory) as shares of P(bad end).
 
-P(timeout), P(node failure) and P(out of memory) are shares of P(bad end), so they can never exceed it together; what
-is left is a failure of the job's own. While a job runs on, a timeout becomes likelier by Bayes' rule: every other end
-would have been allowed to come earlier. Here belong kinds of bad ends; not P(bad end) itself (`models/failure.py`).
+They can never exceed it together; what is left is a failure of the job's own. Here belong kinds of bad ends; not
+P(bad end) itself (`models/failure.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from features.job_history import JobTable
 from features.job_outcomes import FAILURE_FEATURES, KINDS, NEWEST
 from models.boosting import booster_of, grow
-from models.curves import level_of
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -28,6 +26,8 @@ MIN_KIND_ROWS = 40  # a kind with fewer has the same share everywhere
 KIND_ROUNDS = 40
 _PARAMETERS: dict[str, Any] = {"num_leaves": 7, "min_data_in_leaf": 40, "lambda_l2": 20.0}
 _PRIOR_ROWS = 4.0
+_ROLLING = {KIND_NAMES.index("timeout"): "timeouts", KIND_NAMES.index("out_of_memory"): "out_of_memories"}
+_ROLLING_WEIGHT = 0.5
 _NEVER_SEEN = 1e-4  # share of a kind that never came; kept off zero
 
 
@@ -43,10 +43,7 @@ def kind_of(table: JobTable) -> NDArray[np.int64]:
 def rolling_shares(X: Matrix) -> Floats:
     """The baseline: shares among the newest bad ends of the same key, leaning on everyone's; shape (n, len(KINDS))."""
     found = np.zeros((len(X), len(KINDS)))
-    for number, column in (
-        (KIND_NAMES.index("timeout"), "timeouts"),
-        (KIND_NAMES.index("out_of_memory"), "out_of_memories"),
-    ):
+    for number, column in _ROLLING.items():
         share = np.zeros(len(X))
         for group in ("all", "key"):
             at = {
@@ -114,37 +111,12 @@ class KindShares:
         return found
 
 
-def while_running(
-    p_fail: Floats, kinds: Floats, curves: Floats, elapsed_s: Floats, limit_s: Floats
-) -> tuple[Floats, Floats]:
-    """Odds of jobs that have run for a while, from their odds at submit.
+def mixed_shares(kinds: KindShares, X: Matrix) -> Floats:
+    """Shares of each of `KINDS`, half as the trees say and half as the newest bad ends of the key do, shape (n, kinds).
 
-    A job that will time out is sure to have come this far; any other had the share of its runtimes that lie beyond.
-    Failures of other kinds and good ends are thought to last alike.
-
-    Args:
-        p_fail: P(bad end), shape (n,).
-        kinds: Of each of `KINDS`, shape (n, len(KINDS)); together at most `p_fail`.
-        curves: Runtime, ln(seconds), shape (n, len(LEVELS)), not conditioned on the elapsed time.
-        elapsed_s: Seconds run, shape (n,).
-        limit_s: Time limits, shape (n,); NaN: none, no timeout.
-
-    Returns:
-        P(bad end) and the kinds, as the arguments.
+    Of kinds whose newest ends are not among the features the trees alone speak; a row's sum is at most one.
     """
-    timeout = KIND_NAMES.index("timeout")
-    has_limit = ~np.isnan(limit_s)
-    prior = np.where(has_limit, kinds[:, timeout], 0.0)
-    limit_log = np.where(has_limit, np.log(np.maximum(limit_s, 1.0)), np.inf)
-    short = np.where(has_limit, limit_log - 1e-6, curves[:, -1] + 1.0)
-    # The spike at the limit is left out: other ends are spread over what lies before it.
-    before_limit = np.maximum(level_of(curves, short), 1e-6)
-    beyond = np.maximum(before_limit - level_of(curves, np.log(np.maximum(elapsed_s, 1.0))), 0.0)
-    survives = np.where(elapsed_s <= 0, 1.0, np.clip(beyond / before_limit, 1e-6, 1.0))
-    survives = np.where(has_limit & (elapsed_s >= limit_s), 1e-6, survives)
-    reached = prior / np.maximum(prior + (1 - prior) * survives, 1e-12)
-    scale = np.where(prior < 1, (1 - reached) / np.maximum(1 - prior, 1e-12), 0.0)
-    moved = kinds * scale[:, None]
-    moved[:, timeout] = reached
-    others = np.maximum(p_fail - kinds[:, timeout], 0.0) * scale
-    return np.clip(reached + others, 0.0, 1.0), moved
+    told, newest = kinds.of(X)[:, : len(KINDS)], rolling_shares(X)
+    for number in _ROLLING:
+        told[:, number] = _ROLLING_WEIGHT * newest[:, number] + (1 - _ROLLING_WEIGHT) * told[:, number]
+    return told / np.maximum(told.sum(axis=1, keepdims=True), 1.0)

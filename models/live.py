@@ -24,7 +24,8 @@ from models.contribution_words import in_words
 from models.contributions import Contributions, of_recency
 from models.curves import MEDIAN, quantile_frame, read_levels
 from models.failure import FailureForecaster
-from models.failure_kinds import KIND_COLUMNS, while_running
+from models.failure_kinds import KIND_COLUMNS
+from models.failure_running import survivor_rates
 from models.recency import KeyedRecency
 from models.registry import Registry, RegistryError
 from models.runtime import RuntimeForecaster, matrix_of_rows, remaining_frame
@@ -134,7 +135,7 @@ def forecast_jobs(
     told = in_words(made_of, X, live["user"].to_list() if "user" in live.columns else [None] * table.count)
     reasons = pl.DataFrame({"reasons": ["; ".join(some) for some in told]}, schema={"reasons": pl.String})
     failing: FailureForecaster | None = champions.get("job_failure")[1]
-    odds = _failure_odds(failing or FailureForecaster.rate(), X, curves, table, history, moment).hstack(reasons)
+    odds = _failure_odds(failing or FailureForecaster.rate(), X, table, history, moment).hstack(reasons)
     is_running = live["state"] == "RUNNING"
     facts = live.select(
         pl.lit(None, dtype=pl.String).alias("cluster") if "cluster" not in live.columns else "cluster",
@@ -212,15 +213,20 @@ def _runtimes(
 
 
 def _failure_odds(
-    failing: FailureForecaster, X: Matrix, curves: Floats, table: JobTable, history: JobHistory, moment: int
+    failing: FailureForecaster, X: Matrix, table: JobTable, history: JobHistory, moment: int
 ) -> pl.DataFrame:
     """`p_fail` and its kinds; of a running job given how long it has run."""
-    told = failing.frame(failure_matrix(table, history, np.full(table.count, moment), X))
+    moments = np.full(table.count, moment)
+    whole = failure_matrix(table, history, moments, X)
     elapsed_s = np.where(table.start < moment, np.maximum(moment - table.start, 0), 0) / 1e6
-    p_fail, kinds = while_running(
-        told["p_fail"].to_numpy(), told.select(KIND_COLUMNS).to_numpy(), curves, elapsed_s, table.limit_s
-    )
-    return pl.DataFrame({"p_fail": p_fail} | {name: kinds[:, k] for k, name in enumerate(KIND_COLUMNS)})
+    runs = elapsed_s > 0
+    odds = np.empty((table.count, 1 + len(KIND_COLUMNS)))
+    odds[~runs] = failing.frame(whole[~runs]).to_numpy()
+    if runs.any():
+        part = JobTable(table.frame.filter(pl.Series(runs)))
+        rates = survivor_rates(part, history, moments[runs], elapsed_s[runs])
+        odds[runs] = failing.running.odds(whole[runs], rates, elapsed_s[runs], part.limit_s)
+    return pl.from_numpy(odds, schema=["p_fail", *KIND_COLUMNS])
 
 
 def _rows(

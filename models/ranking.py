@@ -28,6 +28,32 @@ def ece(probability: Floats, happened: NDArray[Any], bins: int = 10) -> float:
     return float(sum(gaps) / max(len(probability), 1))
 
 
+def ece_floor(
+    probability: Floats, happened: NDArray[Any], blocks: NDArray[Any], *, draws: int = 200, seed: int = 1
+) -> Interval:
+    """ECE that stated odds would show if each held exactly: mean, and where 95 % of draws lie.
+
+    Outcomes of a block go together as much as they are seen to (the mean product of standardised residuals of two of
+    one block): with the square root of that probability an outcome follows its block's own draw, else one of its own.
+    An ECE inside this interval says nothing against the odds.
+    """
+    _, block = np.unique(blocks, return_inverse=True)
+    spread = np.sqrt(probability * (1 - probability))
+    residual = np.asarray(happened, dtype=np.float64) - probability
+    pairs, together = (
+        (np.bincount(block, part) ** 2 - np.bincount(block, part**2)).sum() for part in (spread, residual)
+    )
+    alike = float(np.clip(together / pairs, 0, 1)) if pairs > 0 else 0.0
+    generator = np.random.default_rng(seed)
+    found = []
+    for _ in range(draws):
+        own, common = generator.random(len(block)), generator.random(int(block.max()) + 1)[block]
+        follows = generator.random(len(block)) < np.sqrt(alike)
+        found.append(ece(probability, np.where(follows, common, own) < probability))
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(float(np.mean(found)), float(low), float(high), int(block.max()) + 1)
+
+
 def auroc_interval(
     score: Floats, happened: NDArray[Any], blocks: NDArray[Any], *, draws: int = DRAWS, seed: int = 1
 ) -> Interval | None:
@@ -71,3 +97,4 @@ def ranked(
             yield "auroc_new_users", area, int(new.sum())
     if judged.score.min() >= 0 and judged.score.max() <= 1:
         yield "ece", Interval(ece(judged.score, happened), None, None, 0), len(happened)
+        yield "ece_floor", ece_floor(judged.score, happened, blocks, seed=seed), len(happened)

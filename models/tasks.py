@@ -23,6 +23,7 @@ from models import failure, failure_kinds, recency, wait
 from models.calibration import level_table, reliability
 from models.curves import quantile_frame, read_levels, remaining_s
 from models.failure import FailureForecaster
+from models.failure_landmarks import landmark_columns
 from models.forest import ForestSize
 from models.judging import Judged, Task, duration_losses, matrix_of, named_rows, remaining_losses
 from models.runtime import RuntimeForecaster
@@ -261,7 +262,8 @@ class FailureTask:
         return reliability(forecaster.probability(X), table.is_bad[rows])
 
     def predictions(self, forecaster: FailureForecaster, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame:
-        return pl.concat([named_rows(table, rows), forecaster.frame(X)], how="horizontal")
+        later = landmark_columns(forecaster.running, X, JobHistory(table.frame), rows)
+        return pl.concat([named_rows(table, rows), forecaster.frame(X), later], how="horizontal")
 
 
 def _kind_losses(kinds: Floats, table: JobTable, rows: Ints) -> dict[str, Floats]:

@@ -97,6 +97,16 @@ def test_wait_and_failure_reports(kth, traces):
     failure = backtest(FailureTask(60), _trace(traces, "llnl-atlas-2006")[20_000:24_000], refit_days=30)
     assert failure.value("brier") < failure.value("brier", "rolling_rate")
     assert failure.value("auroc") > 0.7
+    assert failure.value("ece_floor") > 0
+    for landmark in (60, 600):
+        metric = f"brier_fail_{landmark}s"
+        assert failure.value(metric) < 1.05 * failure.value(metric, "survivor_rate")
+        assert failure.value(f"{metric}_ratio", "survivor_rate") == pytest.approx(
+            failure.value(metric) / failure.value(metric, "survivor_rate")
+        )
+        count = next(s.count for s in failure.scores if (s.metric, s.baseline) == (metric, ""))
+        later = failure.predictions[f"p_fail_{landmark}s"]
+        assert 50 < count == later.count() < failure.jobs  # those that had ended are not asked
 
 
 @pytest.mark.traces
@@ -133,7 +143,9 @@ def test_the_command_writes_predictions_figures_and_a_page_of_its_own(kind, trac
     ids = set(pl.read_parquet(jobs)["job_id"].to_list())
     assert set(predictions["job_id"].to_list()) <= ids
     if kind == "failure":
-        assert predictions.columns == ["job_id", "submit_time", "p_fail", *KIND_COLUMNS]
+        odds = ["p_fail", *KIND_COLUMNS]
+        later = [f"{name}_{seconds}s" for seconds in (60, 600, 3600) for name in odds]
+        assert predictions.columns == ["job_id", "submit_time", *odds, *later]
         parts = predictions.select(KIND_COLUMNS).sum_horizontal()
         assert (parts <= predictions["p_fail"] + 1e-9).all()
         assert predictions["p_fail"].is_between(0, 1).all()

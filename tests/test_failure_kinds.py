@@ -1,4 +1,4 @@
-"""Kinds of bad ends: parts of P(bad end), learnt from bad ends alone, moved by Bayes' rule while a job runs."""
+"""Kinds of bad ends: parts of P(bad end), learnt from bad ends and from the newest of the same key."""
 
 from datetime import timedelta
 
@@ -8,10 +8,9 @@ import pytest
 
 from features.job_history import JobHistory, JobTable
 from features.job_outcomes import FAILURE_FEATURES, KINDS, OUTCOMES, failure_matrix, outcome_matrix
-from models.curves import LEVELS
 from models.failure import FailureForecaster
-from models.failure_kinds import KIND_COLUMNS, OTHER, KindShares, kind_of, rolling_shares, while_running
-from models.ranking import auroc_interval, ece
+from models.failure_kinds import KIND_COLUMNS, OTHER, KindShares, kind_of, mixed_shares, rolling_shares
+from models.ranking import auroc_interval, ece, ece_floor
 
 TIMEOUT = KIND_COLUMNS.index("p_timeout")
 
@@ -103,23 +102,20 @@ def test_shares_are_learnt_where_kinds_differ_and_kept_where_they_are_rare():
     assert KindShares.fit(X[:0], kinds[:0], seed=1, threads=1).of(X[:2]).sum() == pytest.approx(2)
 
 
-def test_the_longer_a_job_runs_the_likelier_its_timeout():
-    elapsed = np.array([0.0, 100.0, 1000.0, 3500.0, 3600.0, 4000.0])
-    n = len(elapsed)
-    curves = np.tile(np.log(3600.0 * LEVELS**3 + 1.0), (n, 1))
-    kinds = np.tile([0.2, 0.01, 0.04], (n, 1))
-    p, moved = while_running(np.full(n, 0.4), kinds, curves, elapsed, np.full(n, 3600.0))
-    assert p[0] == pytest.approx(0.4)
-    np.testing.assert_allclose(moved[0], kinds[0])
-    assert (np.diff(moved[:, TIMEOUT]) >= -1e-12).all()
-    assert moved[1, TIMEOUT] > 0.21
-    assert moved[4:, TIMEOUT].min() > 0.999
-    assert (moved.sum(axis=1) <= p + 1e-9).all()
-    # Odds of the other ends among each other stay.
-    np.testing.assert_allclose(moved[:4, 2] / moved[:4, 1], 4.0)
-    free, none = while_running(np.full(n, 0.4), kinds, curves, elapsed, np.full(n, np.nan))
-    assert not none[:, TIMEOUT].any()
-    assert (free <= 0.4).all()
+def test_mixed_shares_lean_on_the_newest_bad_ends_half_and_half():
+    X = np.full((2, len(FAILURE_FEATURES)), np.nan, dtype=np.float32)
+    for group in ("all", "key"):
+        for name, value in (("ends", np.log1p(40)), ("bad_30", 0.5), ("timeouts", 0.5), ("out_of_memories", 0.0)):
+            X[0, FAILURE_FEATURES.index(f"ended_{group}_{name}")] = value
+    kinds = KindShares(np.array([0.2, 0.1, 0.3, 0.4]), (), None)
+    newest = rolling_shares(X)
+    mixed = mixed_shares(kinds, X)
+    assert newest[0, TIMEOUT] > 0.8
+    assert mixed[0, TIMEOUT] == pytest.approx((newest[0, TIMEOUT] + 0.2) / 2)
+    assert mixed[0].tolist()[1:] == pytest.approx([0.1, 0.15])  # node failures are not among the newest ends' features
+    assert mixed[1].tolist() == pytest.approx([0.1, 0.1, 0.15])
+    crowded = mixed_shares(KindShares(np.array([0.5, 0.2, 0.9, 0.0]), (), None), X)
+    assert crowded.sum(axis=1).max() <= 1 + 1e-12
 
 
 def test_auroc_interval_and_ece():
@@ -139,6 +135,25 @@ def test_auroc_interval_and_ece():
     alone = auroc_interval(p, happened, np.zeros(2_000))
     assert alone is not None
     assert alone.low is None
+
+
+def test_ece_floor_is_what_true_odds_show_when_outcomes_of_a_block_go_together():
+    generator = np.random.default_rng(2)
+    blocks = np.repeat(np.arange(60), 50)
+    p = np.repeat(generator.uniform(0.05, 0.6, 60), 50)
+    alone = generator.random(3_000) < p
+    together = np.repeat(generator.random(60), 50) < p
+    apart, whole = (ece_floor(p, happened, blocks, draws=100) for happened in (alone, together))
+    assert apart.value < 0.03
+    assert apart.low is not None
+    assert apart.high is not None
+    assert whole.low is not None
+    assert whole.high is not None
+    assert apart.low <= ece(p, alone) <= apart.high
+    assert whole.value > 3 * apart.value
+    assert whole.low <= ece(p, together) <= whole.high
+    false = ece_floor(p + 0.35, alone, np.arange(3_000), draws=100)
+    assert ece(p + 0.35, alone) > 5 * false.value  # odds that do not hold lie far outside
 
 
 def test_kinds_cover_the_registry():
