@@ -57,20 +57,27 @@ def outcome_matrix(table: JobTable, history: JobHistory, moments: Ints) -> Matri
     matrix = np.empty((table.count, len(OUTCOMES)), dtype=np.float32)
     kinds = {name: history.table.is_state(held) for name, held in (*KINDS, ("cancelled", ("CANCELLED",)))}
     own = history.own_rows(table)
+    is_one_moment = table.count > 0 and bool((moments == moments[0]).all())
     for number, group in enumerate(OUTCOME_GROUPS):
         codes = table.group(group)
         columns = slice(number * len(_PER_GROUP), (number + 1) * len(_PER_GROUP))
         for first in range(0, table.count, _CHUNK):
             part = slice(first, first + _CHUNK)
-            found = _of_group(history, kinds, group, codes[part], moments[part], own[part])
+            if is_one_moment:  # live: jobs of a group share what is known of its ends
+                _, first_of, same = np.unique(codes[part], return_index=True, return_inverse=True)
+                ends = _of_ends(history, kinds, group, codes[part][first_of], moments[part][first_of])
+                found = {name: values[same] for name, values in ends.items()}
+            else:
+                found = _of_ends(history, kinds, group, codes[part], moments[part])
+            found |= _of_now(history, group, codes[part], moments[part], own[part])
             matrix[part, columns] = np.stack([found[name] for name in _PER_GROUP], axis=1)
     return matrix
 
 
-def _of_group(
-    history: JobHistory, kinds: dict[str, NDArray[np.bool_]], group: str, codes: NDArray[np.uint64], moments: Ints,
-    own: Ints,
-) -> dict[str, Floats]:  # fmt: skip
+def _of_ends(
+    history: JobHistory, kinds: dict[str, NDArray[np.bool_]], group: str, codes: NDArray[np.uint64], moments: Ints
+) -> dict[str, Floats]:
+    """How the newest jobs of each group ended."""
     past = history.table
     slots = history.newest(group, "end", codes, moments, NEWEST)
     filled, is_any = slots.is_filled.astype(np.float64), slots.is_filled[:, 0]
@@ -93,15 +100,23 @@ def _of_group(
     found["end_age"] = np.where(is_any, np.log1p(age_s[:, 0]), np.nan)
     for name, kind in (("timeouts", "timeout"), ("out_of_memories", "out_of_memory"), ("cancelled", "cancelled")):
         found[name] = _ratio((filled * kinds[kind][slots.rows]).sum(axis=1), rows)
+    return found
+
+
+def _of_now(history: JobHistory, group: str, codes: NDArray[np.uint64], moments: Ints, own: Ints) -> dict[str, Floats]:
+    """How many siblings of each job run and wait, itself left out."""
+    past = history.table
     submitted, started, ended, cancelled = (
         history.count(group, event, codes, moments - 1) for event in ("submit", "start", "end", "cancel")
     )
     at = np.maximum(own, 0)
     own_submitted = (own >= 0) & (past.submit[at] < moments)
     own_started = (own >= 0) & (past.start[at] < moments)
-    found["runs_now"] = np.log1p(np.maximum(started - ended - own_started, 0))
-    found["waits_now"] = np.log1p(np.maximum(submitted - started - cancelled - (own_submitted & ~own_started), 0))
-    return found
+    waiting = submitted - started - cancelled - (own_submitted & ~own_started)
+    return {
+        "runs_now": np.log1p(np.maximum(started - ended - own_started, 0)),
+        "waits_now": np.log1p(np.maximum(waiting, 0)),
+    }
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.job_history import JobHistory, JobTable
+from features.job_history import JobHistory
 from models.backtest_report import Score
 from models.failure_kinds import KIND_COLUMNS, KIND_NAMES, kind_of
 from models.failure_running import RunningOdds, survivor_rates
@@ -92,5 +92,5 @@ def landmark_scores(
 
 
 def _rates(history: JobHistory, rows: Ints, landmark_s: float) -> NDArray[np.float64]:
-    table = JobTable(history.table.frame[rows])
-    return survivor_rates(table, history, table.submit, np.full(table.count, landmark_s))
+    table = history.table
+    return survivor_rates(table, history, rows, table.submit[rows], np.full(len(rows), landmark_s))

@@ -39,35 +39,34 @@ _FILES = ("job_failure_running.txt", "job_failure_running_days.txt")
 _KINDS_FILE = "job_failure_running_kinds.txt"
 
 
-def survivor_rates(table: JobTable, history: JobHistory, moments: Ints, elapsed_s: Floats) -> Floats:
+def survivor_rates(table: JobTable, history: JobHistory, rows: Ints, moments: Ints, elapsed_s: Floats) -> Floats:
     """How the newest jobs of the same key that ran longer than `elapsed_s` ended, leaning on the user's and all.
 
     Args:
-        table: Jobs asked about.
+        table: Jobs, some of which are asked about.
         history: Jobs of the cluster; what ended at or after a job's moment changes nothing for it.
-        moments: The moment of each job, µs, shape (n,).
+        rows: Rows of the table that are asked about, shape (n,).
+        moments: The moment of each, µs, shape (n,).
         elapsed_s: Seconds each has run, shape (n,).
 
     Returns:
         Shares of bad ends and of each of `KINDS`, shape (n, 1 + len(KINDS)).
     """
     past = history.table
-    states = past.frame["state"]
-    rates = np.zeros((table.count, 1 + len(KINDS)))
+    is_kind = [past.is_state(held) for _, held in KINDS]
+    rates = np.zeros((len(rows), 1 + len(KINDS)))
     rates[:, 0] = _OVERALL_RATE
     for group in _RATE_GROUPS:
-        codes = table.group(group)
-        for first in range(0, table.count, _CHUNK):
+        codes = table.group(group)[rows]
+        for first in range(0, len(rows), _CHUNK):
             part = slice(first, first + _CHUNK)
             slots = history.newest(group, "run", codes[part], moments[part], _LOOKED_AT)
             came = slots.is_filled & (past.runtime_s[slots.rows] > elapsed_s[part, None])
             came &= np.cumsum(came, axis=1) <= _SURVIVORS
-            who, row = np.nonzero(came & past.is_bad[slots.rows])
-            counted = np.zeros((len(came), 1 + len(KINDS)))
-            how = states.gather(slots.rows[who, row])
-            counted[:, 0] = np.bincount(who, minlength=len(came))
-            for number, (_, held) in enumerate(KINDS):
-                counted[:, 1 + number] = np.bincount(who[how.is_in(held).to_numpy()], minlength=len(came))
+            who, slot = np.nonzero(came & past.is_bad[slots.rows])
+            ended = slots.rows[who, slot]
+            hits = (who, *(who[kind[ended]] for kind in is_kind))
+            counted = np.stack([np.bincount(hit, minlength=len(came)) for hit in hits], axis=1)
             rates[part] = (counted + _PRIOR_ROWS * rates[part]) / (came.sum(axis=1)[:, None] + _PRIOR_ROWS)
     return rates
 

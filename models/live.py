@@ -223,9 +223,8 @@ def _failure_odds(
     odds = np.empty((table.count, 1 + len(KIND_COLUMNS)))
     odds[~runs] = failing.frame(whole[~runs]).to_numpy()
     if runs.any():
-        part = JobTable(table.frame.filter(pl.Series(runs)))
-        rates = survivor_rates(part, history, moments[runs], elapsed_s[runs])
-        odds[runs] = failing.running.odds(whole[runs], rates, elapsed_s[runs], part.limit_s)
+        rates = survivor_rates(table, history, np.flatnonzero(runs), moments[runs], elapsed_s[runs])
+        odds[runs] = failing.running.odds(whole[runs], rates, elapsed_s[runs], table.limit_s[runs])
     return pl.from_numpy(odds, schema=["p_fail", *KIND_COLUMNS])
 
 

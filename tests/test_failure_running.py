@@ -31,7 +31,7 @@ def _jobs(rows):
 def _rates(jobs, at, elapsed_s):
     table = JobTable(jobs[-1:])
     moments = np.array([int(at.timestamp() * 1e6)])
-    return survivor_rates(table, JobHistory(jobs), moments, np.array([float(elapsed_s)]))[0]
+    return survivor_rates(table, JobHistory(jobs), np.array([0]), moments, np.array([float(elapsed_s)]))[0]
 
 
 def test_rates_count_only_those_that_came_as_far():
