@@ -134,20 +134,23 @@ class Forest:
         low, width, rank, mean = self._mean_ranks()
         leaf = np.empty((len(X), len(self.roots)), dtype=np.int32)
         parts, filled = np.zeros((len(X), groups)), _fill(X)
-        in_threads(
-            lambda rows: trace(
-                filled[rows], self.feature, self.threshold, self.right, self.roots, mean, group, leaf[rows], parts[rows]
-            ),
-            len(X),
-        )
+        drawn = np.empty((len(X), len(self.roots), self.samples.shape[1]), dtype=np.float32)
+        middle = np.empty(len(X), dtype=np.float32)
+
+        def work(rows: slice) -> None:
+            nodes = (self.feature, self.threshold, self.right, self.roots, mean)
+            trace(filled[rows], *nodes, group, leaf[rows], parts[rows])
+            drawn[rows] = self.samples[leaf[rows]]
+            middle[rows] = np.median(drawn[rows].reshape(len(leaf[rows]), -1), axis=1)
+
+        in_threads(work, len(X))
         parts /= len(self.roots)
         centres = low + width * (np.arange(BINS) + 0.5)
         moved = parts.sum(axis=1)
         near, base = np.where(np.abs(moved) < NEAR, NEAR, moved), float(np.interp(0.5, rank, centres))
         slope = np.maximum((np.interp(0.5 + near, rank, centres) - base) / near, width / NEAR)
-        drawn = self.samples[leaf].reshape(len(X), -1)
-        wanted = (np.median(drawn, axis=1) - base) / np.where(moved == 0, NEAR, moved)
-        return drawn, base, parts * np.clip(wanted, slope / STRETCH, slope * STRETCH)[:, None]
+        wanted = (middle - base) / np.where(moved == 0, NEAR, moved)
+        return drawn.reshape(len(X), -1), base, parts * np.clip(wanted, slope / STRETCH, slope * STRETCH)[:, None]
 
     def _mean_ranks(self) -> tuple[float, float, NDArray[np.float64], NDArray[np.float32]]:
         """Least target, width of a bin, rank of each bin, mean rank of each node: they change with the forest alone."""
