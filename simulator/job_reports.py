@@ -9,7 +9,7 @@ key's runs. Here belongs this course of a job alone; nothing is exported.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 import polars as pl
