@@ -6,6 +6,7 @@ Here belong the moments, the history that forecasters know at them, and their po
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -23,7 +24,7 @@ from models.wait import BASELINES, WaitForecaster, baseline_s
 from models.wait_points import CHURN_STEP_S, CHURN_STEPS
 
 PAST = timedelta(days=90)  # of recorded jobs before the piece that the forecaster knows
-_REFIT = timedelta(hours=6)
+_REFIT = timedelta(hours=12)
 _KEY = ["job_id", "submit_time"]
 OWN, OWN_ALONE = "forecaster", "forecaster_replay_alone"
 NAMES = (PLAN, OWN, OWN_ALONE, "recent_waits", *BASELINES)
@@ -126,7 +127,7 @@ def _asked(history: pl.DataFrame, looks: pl.DataFrame) -> tuple[JobHistory, NDAr
 
 
 def _forecasts(history: pl.DataFrame, looks: pl.DataFrame, start: datetime, seed: int) -> pl.DataFrame:
-    """What the wait forecaster says at each look, refit every six hours on the jobs that had started by then."""
+    """What the wait forecaster says at each look, refit every twelve hours on the jobs that had started by then."""
     prepared, X = _asked(history, looks)
     at = looks["at"].dt.epoch("us").to_numpy()
     parts, rows, moment = [], [], start
@@ -135,7 +136,7 @@ def _forecasts(history: pl.DataFrame, looks: pl.DataFrame, start: datetime, seed
         here = np.flatnonzero((at >= microseconds(moment)) & (at < microseconds(until)))
         if len(here):
             try:
-                forecaster = WaitForecaster.fit(prepared, moment, seed=seed)
+                forecaster = WaitForecaster.fit(prepared, moment, seed=seed, threads=os.cpu_count() or 1)
             except TooFewJobsError:
                 forecaster = WaitForecaster.recent()
             parts.append(forecaster.frame(X[here]))

@@ -47,19 +47,23 @@ def main() -> None:
     asked = parser.parse_args()
     trace = pl.read_parquet(Path(asked.folder) / "jobs" / f"{TRACE}.parquet").sort("submit_time", "job_id")
     print(f"clock × {asked.speed:g}; SchedulerParameters={SCHEDULER}")
-    looks, moves = [], []
+    looks, moves, starts = [], [], set()
     for seed in asked.seed:
         hours = (asked.minutes - _START_UP_MIN) / 60 * asked.speed
         start = busy_start(trace, hours * _SUBMIT_SHARE, seed)
+        if start in starts:
+            print(f"\nseed {seed} draws a piece that another one drew: left out")
+            continue
+        starts.add(start)
         jobs = piece(trace, start, hours * _SUBMIT_SHARE, asked.jobs)
         folder = Path(asked.keep) / str(seed) if asked.keep else None
         played = kept(folder) or played_anew(jobs, start, hours, asked.speed, folder)
         history = joined_history(trace, played, jobs, start)
-        found = [
-            with_points(part, played, history, start, seed)
-            for part in (looks_of(played, jobs), churn_looks(played, jobs))
-        ]
-        print(f"\n{TRACE} from {start:%Y-%m-%d %H:%M}: {words_of(played, jobs, found[0])}", flush=True)
+        parts = [looks_of(played, jobs), churn_looks(played, jobs)]
+        print(f"\n{TRACE} from {start:%Y-%m-%d %H:%M}: {words_of(played, jobs, parts[0])}", flush=True)
+        both = pl.concat(parts, how="diagonal_relaxed")
+        points = with_points(both, played, history, start, seed)
+        found = [points.head(parts[0].height), points.tail(parts[1].height)]
         looks.append(found[0].with_columns(piece=pl.lit(seed)))
         # Each piece numbers its jobs anew.
         moves.append(found[1].with_columns(pl.concat_str(pl.lit(f"{seed}-"), "job_id").alias("job_id")))
