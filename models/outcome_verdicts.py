@@ -161,7 +161,7 @@ def _index(shift: Shift) -> str:
 
 
 def _too_few(name: str, outcome: KindOutcome) -> Verdict:
-    words = f"too few outcomes to tell: {outcome.rows} published runtimes were followed by an end, {MIN_ROWS} needed"
+    words = f"too few outcomes to tell: of the published runtimes {outcome.rows} have come to an end, {MIN_ROWS} needed"
     return Verdict(name, True, words, is_judged=False)
 
 

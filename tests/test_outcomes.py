@@ -288,7 +288,7 @@ def test_too_few_outcomes_say_so_and_raise_no_alert():
         assert verdict.passed
         assert not verdict.is_judged
         assert "too few" in verdict.words
-    assert "7 published runtimes" in beats_baseline(KindOutcome("runtime", 7)).words
+    assert "runtimes 7 have come to an end, 50 needed" in beats_baseline(KindOutcome("runtime", 7)).words
 
 
 # --- the scheduler's own plans ------------------------------------------------------------------------------
