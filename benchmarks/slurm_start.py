@@ -24,7 +24,7 @@ from benchmarks.fast_slurm import SCHEDULER, Replayed, fast_slurm, piece, replay
 from benchmarks.slurm_looks import NAMES, OWN, churn_looks, joined_history, looks_of, started, with_points
 from features.jobs import microseconds
 from models.outcomes import FIRST, LANDMARKS_S
-from models.promotion import mean_interval
+from models.promotion import mean_interval, ratio_interval
 from models.runtime_choice import day_blocks
 from models.start_plans import PLAN, start_losses
 from models.wait_points import CHURN_STEP_S, start_churn
@@ -146,6 +146,12 @@ def print_scores(looks: pl.DataFrame) -> None:
             for name in NAMES:
                 if rows.any() and not (name == PLAN and part == "all"):
                     print(f"  {part:8}{name:24}{_line(looks.filter(pl.Series(rows)), name, blocks[rows])}")
+        if parts["planned"].any():
+            both = looks.filter(pl.Series(parts["planned"]))
+            own, plan = (
+                start_losses(both[name].to_numpy(), both["actual_s"].to_numpy())["log1p"] for name in (OWN, PLAN)
+            )
+            print(f"  log1p of {OWN} ÷ that of {PLAN}: {ratio_interval(own, plan, blocks[parts['planned']])}")
     actual = looks["actual_s"]
     inside = ((actual >= looks["q10_s"] - 0.5) & (actual <= looks["q90_s"] + 0.5)).mean()
     print(f"{OWN}: {inside:.3f} of {looks.height} starts in its 10–90 % interval")
