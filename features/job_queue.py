@@ -1,8 +1,9 @@
 """State of the queue at a moment, as numbers: the features of the wait forecaster.
 
-What waits, what runs and until when by its limit or by keyed recency, what is free, how long others have just waited.
-Limits and forecasts stand for ends that have not happened. Here belong features of the queue; not those of the job's
-own past (`features/jobs.py`).
+What waits, what runs and until when by its limit or by keyed recency, and what is free. Limits and forecasts stand for
+ends that have not happened. Here belong features of the queue; not what it would do by its rules
+(`features/queue_plan.py`), how long others have just waited (`features/recent_waits.py`) or the job's own past
+(`features/jobs.py`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import JobHistory, JobTable
-from features.job_recency import row_mean, row_quantile
 from features.jobs import moments_of
+from features.queue_plan import PLAN_FEATURES, plan_columns
 from features.queue_state import QueueState, since_2000
+from features.recent_waits import DENSE_GROUPS, RECENT_FEATURES, WAIT_GROUPS, recent_columns
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-RECENT_WAITS = 32
-RECENT_LEVELS = tuple((2 * k + 1) / 20 for k in range(10))
-_WAIT_GROUPS = ("all", "queue", "user", "size", "shape")
 _SHARED_GROUPS = ("all", "queue", "user")
 _CHUNK = 50_000
 
@@ -33,8 +32,7 @@ WAIT_FEATURES: tuple[str, ...] = (
     *(f"{group}_{name}" for group in ("all", "queue") for name in (
         "pending_width", "pending_work", "running_width", "running_left", "started_1h", "submitted_1h")),
     "free", "free_ratio", "fits", "width_share", "shadow_limit", "shadow_keyed", "drain",
-    *(f"{group}_{name}" for group in _WAIT_GROUPS for name in ("last", "median", "high", "within_60s", "last_age")),
-    *(f"recent_q{round(100 * level):02d}" for level in RECENT_LEVELS),
+    *PLAN_FEATURES, *RECENT_FEATURES,
 )  # fmt: skip
 
 
@@ -62,7 +60,7 @@ def wait_matrix(table: JobTable, history: JobHistory, moments: Ints) -> NDArray[
     matrix = np.empty((table.count, len(WAIT_FEATURES)), dtype=np.float32)
     state = QueueState.of(history)
     own = history.own_rows(table)
-    shadows = state.shadows(table.width, moments, own)
+    shadows = state.shadows(table.width, moments, own) | plan_columns(state, table, moments, own)
     for first in range(0, table.count, _CHUNK):
         part = slice(first, first + _CHUNK)
         columns = _columns(table, state, moments[part], own[part], part)
@@ -89,7 +87,7 @@ def _columns(table: JobTable, state: QueueState, moments: Ints, own: Ints, part:
         "weekday": (moments // 86_400_000_000 + 3) % 7 * 1.0,
     }  # fmt: skip
     hour_ago = moments - 3_600_000_000
-    hashes = {group: table.group(group)[part] for group in _WAIT_GROUPS}
+    hashes = {group: table.group(group)[part] for group in dict.fromkeys(WAIT_GROUPS + DENSE_GROUPS)}
     for group in _SHARED_GROUPS:
         codes = hashes[group]
 
@@ -125,30 +123,5 @@ def _columns(table: JobTable, state: QueueState, moments: Ints, own: Ints, part:
                 "fits": (free >= width) * 1.0, "width_share": width / np.maximum(capacity, 1),
                 "drain": np.log1p((pending_work + left.clip(0)).clip(0) / np.maximum(capacity, 1)),
             }  # fmt: skip
-    return columns | _recent_waits(history, hashes, moments, own)
+    return columns | recent_columns(history, hashes, moments, own)
 
-
-def _recent_waits(
-    history: JobHistory, hashes: dict[str, NDArray[np.uint64]], moments: Ints, own: Ints
-) -> dict[str, Floats]:
-    past = history.table
-    columns: dict[str, Floats] = {}
-    recent = np.full((len(moments), len(RECENT_LEVELS)), np.nan)
-    for group in _WAIT_GROUPS:
-        slots = history.newest(group, "start", hashes[group], moments, RECENT_WAITS)
-        filled = slots.is_filled & (slots.rows != own[:, None])
-        waits = past.wait_s[slots.rows]
-        logs = np.where(filled, np.log(np.maximum(waits, 1.0)), np.nan)
-        started = past.start[slots.rows[:, 0]]
-        columns |= {
-            f"{group}_last": logs[:, 0],
-            f"{group}_median": row_quantile(logs, 0.5),
-            f"{group}_high": row_quantile(logs, 0.9),
-            f"{group}_within_60s": row_mean(np.where(np.isnan(logs), np.nan, logs <= np.log(60.0))),
-            f"{group}_last_age": np.where(filled[:, 0], np.log1p(np.maximum(moments - started, 0) / 1e6), np.nan),
-        }
-        if group in ("all", "queue", "shape"):  # the narrowest with at least eight entries stays
-            enough = filled.sum(axis=1) >= 8
-            quantiles = np.stack([row_quantile(logs, level) for level in RECENT_LEVELS], axis=1)
-            recent = np.where(enough[:, None] | np.isnan(recent), quantiles, recent)
-    return columns | {f"recent_q{round(100 * level):02d}": recent[:, k] for k, level in enumerate(RECENT_LEVELS)}

@@ -18,7 +18,7 @@ from features.job_table import grown
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_NO_LIMIT_S = 7 * 86_400.0  # stands for a missing limit when work is added up
+NO_LIMIT_S = 7 * 86_400.0  # stands for a missing limit when work is added up
 
 
 class QueueState:
@@ -43,7 +43,7 @@ class QueueState:
         """Limit, width × limit, and width × end by limit (s since 2000), of some rows."""
         table = self.history.table
         width, start = table.width[rows], table.start[rows]
-        limit_s = np.where(np.isnan(table.limit_s[rows]), _NO_LIMIT_S, table.limit_s[rows])
+        limit_s = np.where(np.isnan(table.limit_s[rows]), NO_LIMIT_S, table.limit_s[rows])
         return limit_s, np.round(width * limit_s), np.floor(width * (since_2000(start) + limit_s))
 
     def update(self, rows: Ints, old_start: Ints, old_end: Ints) -> None:

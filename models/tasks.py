@@ -135,7 +135,7 @@ class WaitTask:
     name: ClassVar[str] = "wait"
     primary: ClassVar[str] = "male"
     coverage: ClassVar[str | None] = "coverage_80"
-    size: ForestSize = field(default_factory=ForestSize)
+    size: ForestSize = wait.SIZE
 
     def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix:
         return matrix_of(wait_matrix, history, rows)

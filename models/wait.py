@@ -1,6 +1,7 @@
 """Queue wait: a predictive distribution of the time until a waiting job starts, and the odds of soon.
 
-A forest of ln(wait) on the state of the queue, corrected on released jobs, or the newest waits of like jobs where those
+A forest of ln(wait) on the state of the queue, read from the newest outcomes in its leaves and corrected on released
+jobs, or the newest waits of like jobs where those
 did better. Waits are counted from the moment of the forecast, so training holds moments at submit and moments later in
 the wait. Here belongs this forecaster and its baselines; not the features (`features/job_queue.py`).
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -18,16 +19,18 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import NEVER, JobHistory, JobTable
-from features.job_queue import RECENT_LEVELS, WAIT_FEATURES, wait_matrix
+from features.job_queue import WAIT_FEATURES, wait_matrix
 from features.jobs import microseconds, moments_of
+from features.recent_waits import RECENT_LEVELS
 from features.vocabulary import QUANTILES
 from models.arrays import pack_arrays, unpack_arrays
 from models.calibration import MIN_ROWS, Conformal, Isotonic
-from models.curves import LEVELS, level_of, pool, quantile_frame, read_levels, remaining_s, rising
+from models.curves import LEVELS, level_of, quantile_frame, read_levels, remaining_s, rising
 from models.forest import Forest, ForestSize
 from models.runtime import HOLDOUT_SHARE, MAX_HOLDOUT, TooFewJobsError, check_features
 from models.scoring import log_pinball
-from models.wait_points import likeliest_s
+from models.wait_leaves import Leaves
+from models.wait_points import WITHIN_S, likeliest_s
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -38,7 +41,8 @@ BASELINES = ("zero", "last", "same_size_last")
 MAX_LABELS = 60_000
 _RECENT = [WAIT_FEATURES.index(f"recent_q{round(100 * level):02d}") for level in RECENT_LEVELS]
 _LAST, _SAME_LAST = WAIT_FEATURES.index("all_last"), WAIT_FEATURES.index("size_last")
-_ELAPSED = WAIT_FEATURES.index("elapsed")
+_ELAPSED, _HOUR = WAIT_FEATURES.index("elapsed"), WAIT_FEATURES.index("hour")
+SIZE = ForestSize(trees=50, min_leaf=10)
 _LANDMARK_FROM_S = 30.0  # jobs that waited longer are also asked about in the middle of their wait
 
 
@@ -77,12 +81,16 @@ class WaitForecaster:
         conformal: Correction of the curves.
         soon: Maps of the odds of a start within 60, 600 and 3,600 s.
         facts: What the fit saw and chose, for the card.
+        leaves: Outcomes in the leaves of the forest.
+        by_clock: The likeliest point takes long waits of like jobs for starts at the same time of day.
     """
 
     forest: Forest | None
     conformal: Conformal
     soon: tuple[Isotonic, ...]
     facts: dict[str, Any] = field(default_factory=dict)
+    leaves: Leaves | None = None
+    by_clock: bool = False
 
     @classmethod
     def recent(cls) -> WaitForecaster:
@@ -108,7 +116,7 @@ class WaitForecaster:
         Raises:
             TooFewJobsError: Fewer than `MIN_ROWS` jobs had started.
         """
-        size = size or ForestSize()
+        size = size or SIZE
         prepared = JobHistory.of(history)
         table = prepared.table
         moment = microseconds(at)
@@ -140,12 +148,19 @@ class WaitForecaster:
             early = np.arange(first)
         is_early = np.isin(late, early)
         half = ForestSize(max(10, size.trees // 2), size.min_leaf, size.feature_share, size.rows_per_tree)
-        trial = Forest.fit(
-            np.concatenate([X[early], X_late[is_early]]), np.concatenate([y[early], y_late[is_early]]), half,
-            seed=seed, threads=threads,
-        )  # fmt: skip
+
+        def grown(a: NDArray[np.int64], b: NDArray[np.int64], of: ForestSize, when: int) -> tuple[Forest, Leaves]:
+            """A forest on rows `a` at their submits and on rows `late[b]` in the middle of their waits."""
+            matrix, waits = np.concatenate([X[a], X_late[b]]), np.concatenate([y[a], y_late[b]])
+            forest = Forest.fit(matrix, waits, of, seed=seed, threads=threads)
+            leaves = Leaves.fit(forest, matrix, waits, np.concatenate([start[a], start[late[b]]]), when)
+            none = np.empty((0, 1), dtype=np.float32)  # the leaves hold what the samples would
+            return replace(forest, samples=none, leaf_rows=np.empty(0, dtype=np.int32)), leaves
+
+        trial, leaves = grown(early, np.flatnonzero(is_early), half, int(cut))
         X_held, y_held = X[held], y[held]
-        curves = _forest_curves(trial, X_held)
+        drawn = leaves.draw(trial, X_held)
+        curves = drawn.curves()
         conformal = Conformal.fit(curves, y_held)
         curves = conformal.apply(curves)
         recent = recent_curves(X_held)
@@ -155,36 +170,48 @@ class WaitForecaster:
         }
         is_model = losses["model"] < losses["recent_waits"]
         chosen = curves if is_model else recent
+        hits = {
+            name: float((np.abs(points - np.exp(y_held)) <= WITHIN_S + 0.5).mean())
+            for name, points in (("wait", drawn.likeliest_s()), ("clock", drawn.likeliest_s(_clock_s(X_held))))
+        }
         soon = tuple(Isotonic.fit(_odds(chosen, seconds), y_held <= np.log(seconds)) for seconds in SOON_S)
         facts = {
             "rows": len(rows), "landmarks": len(late), "holdout_rows": len(held), "seed": seed, "size": asdict(size),
-            "holdout_pinball": losses, "expert": "model" if is_model else "recent_waits",
+            "holdout_pinball": losses, "holdout_within_60s": hits, "expert": "model" if is_model else "recent_waits",
         }  # fmt: skip
         if not is_model:
             return cls(None, Conformal.identity(), soon, facts)
-        forest = Forest.fit(np.concatenate([X, X_late]), np.concatenate([y, y_late]), size, seed=seed, threads=threads)
-        return cls(forest, conformal, soon, facts)
+        forest, leaves = grown(np.arange(len(rows)), np.arange(len(late)), size, moment)
+        return cls(forest, conformal, soon, facts, leaves, hits["clock"] > hits["wait"])
 
     def curves(self, X: Matrix) -> Floats:
         """Quantile curves of the wait from now, ln(seconds), shape (n, len(LEVELS)); no wait is one second."""
+        return self._told(X)[0]
+
+    def _told(self, X: Matrix, *, with_point: bool = False) -> tuple[Floats, Floats]:
+        """Curves, and the likeliest points where they are asked for."""
         if not len(X):
-            return np.empty((0, len(LEVELS)))
-        if self.forest is None:
-            return recent_curves(X)
-        return np.maximum(self.conformal.apply(_forest_curves(self.forest, X)), 0.0)
+            return np.empty((0, len(LEVELS))), np.empty(0)
+        if self.forest is None or self.leaves is None:
+            curves = recent_curves(X)
+            return curves, likeliest_s(curves) if with_point else np.empty(0)
+        drawn = self.leaves.draw(self.forest, X)
+        points = drawn.likeliest_s(_clock_s(X) if self.by_clock else None) if with_point else np.empty(0)
+        return np.maximum(self.conformal.apply(drawn.curves()), 0.0), points
 
     def odds(self, curves: Floats) -> Floats:
         """P(start within 60, 600, 3,600 s), shape (n, 3), rising along a row."""
         raw = [self.soon[k].apply(_odds(curves, seconds)) for k, seconds in enumerate(SOON_S)]
         return np.maximum.accumulate(np.stack(raw, axis=1), axis=1)
 
-    def frame(self, X: Matrix) -> pl.DataFrame:
-        """Quantiles, odds and the likeliest point (`likeliest_s`) from features that are at hand."""
-        curves = self.curves(X)
+    def frame(self, X: Matrix, *, with_point: bool = True) -> pl.DataFrame:
+        """Quantiles, odds and, unless told otherwise, the likeliest point (`likeliest_s`) from features at hand."""
+        curves, points = self._told(X, with_point=with_point)
         seconds = np.exp(read_levels(curves, QUANTILES))
         odds = pl.from_numpy(self.odds(curves), schema=list(SOON_COLUMNS))
         frame = quantile_frame(np.where(seconds <= 1.0 + 1e-9, 0.0, seconds))
-        return frame.hstack(odds).with_columns(likeliest_s=likeliest_s(curves))
+        frame = frame.hstack(odds)
+        return frame.with_columns(likeliest_s=points) if with_point else frame
 
     def forecast(
         self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime | None = None
@@ -209,7 +236,8 @@ class WaitForecaster:
         for k, seconds in enumerate(SOON_S):
             arrays |= self.soon[k].to_arrays(f"soon{seconds}_")
         arrays |= self.forest.to_arrays("forest_") if self.forest else {}
-        described = {"features": list(WAIT_FEATURES), "facts": self.facts}
+        arrays |= self.leaves.to_arrays("leaves_") if self.leaves else {}
+        described = {"features": list(WAIT_FEATURES), "facts": self.facts, "by_clock": self.by_clock}
         return {
             "wait.json": json.dumps(described, indent=1, sort_keys=True).encode(), "wait.npz": pack_arrays(arrays)
         }  # fmt: skip
@@ -226,16 +254,14 @@ class WaitForecaster:
         arrays = unpack_arrays(files["wait.npz"], "conformal_levels")
         forest = Forest.from_arrays(arrays, "forest_") if "forest_roots" in arrays else None
         soon = tuple(Isotonic.from_arrays(arrays, f"soon{seconds}_") for seconds in SOON_S)
-        return cls(forest, Conformal.from_arrays(arrays, "conformal_"), soon, described["facts"])
+        leaves = Leaves.from_arrays(arrays, "leaves_") if forest else None
+        conformal = Conformal.from_arrays(arrays, "conformal_")
+        return cls(forest, conformal, soon, described["facts"], leaves, described["by_clock"])
 
 
 def matrix_of_waits(history: JobHistory, rows: NDArray[np.int64], moments: NDArray[np.int64]) -> Matrix:
     """Features of rows of a history at the given moments."""
     return wait_matrix(JobTable(history.table.frame[rows]), history, moments)
-
-
-def _forest_curves(forest: Forest, X: Matrix) -> Floats:
-    return pool([forest.draw(X)], [np.ones(len(X))])
 
 
 def _odds(curves: Floats, seconds: float) -> Floats:
@@ -244,3 +270,8 @@ def _odds(curves: Floats, seconds: float) -> Floats:
 
 def _elapsed_s(X: Matrix) -> Floats:
     return np.expm1(X[:, _ELAPSED].astype(np.float64))
+
+
+def _clock_s(X: Matrix) -> Floats:
+    """Time of day of each moment, seconds."""
+    return X[:, _HOUR].astype(np.float64) * 3600

@@ -1,0 +1,262 @@
+"""What the queue would do by its own rules: who starts now, when room comes, and when this job's turn would be.
+
+Waiting jobs start in the order they came; one that cannot start yet holds its place at the moment by which the limits of
+the running jobs promise it room, and others pass it only where they do not touch that (EASY backfilling). Ends are
+those promised by limits or told by keyed recency, never true ones. Real schedulers deviate: these are features, not
+forecasts. Here belong the sweep over a cluster's events and its columns; not other features of the queue
+(`features/job_queue.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.compiled import compiled
+from features.job_history import NEVER, JobHistory
+from features.job_table import JobTable
+from features.queue_state import NO_LIMIT_S, QueueState, since_2000
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+PLAN_FEATURES: tuple[str, ...] = (
+    "plan_now", "plan_slack", "plan_head_width", "plan_head_wait", "plan_spare", "plan_overrun", "plan_newer",
+    "plan_newer_width", "plan_smaller", "plan_newest_age", "plan_start_age", "plan_end_age", "plan_ended_since",
+    "plan_next_limit", "plan_next_keyed", "plan_wait",
+)  # fmt: skip
+MAX_PENDING = 256  # the newest waiting jobs that are looked at
+MAX_WORK = 20_000  # steps of a plan; where they do not suffice, the wait is at least as long as it got
+_SUBMIT, _START, _LEAVE, _ASK = 1, 2, 0, 3
+
+
+def plan_columns(state: QueueState, jobs: JobTable, moments: Ints, own: Ints) -> dict[str, Floats]:
+    """Columns `PLAN_FEATURES` of jobs asked about, each of shape (q,); lengths of time are ln(1 + s), signed.
+
+    Args:
+        state: State of the cluster's queue.
+        jobs: Jobs asked about, shape (q,).
+        moments: Moment of each question, µs, shape (q,).
+        own: Row of each in the history, −1 where it is not in it; shape (q,).
+    """
+    history, table, q = state.history, state.history.table, len(moments)
+    if not q:
+        return {name: np.empty(0) for name in PLAN_FEATURES}
+    rows = np.flatnonzero((table.submit <= moments.max()) & (table.end >= moments.min()))
+    rows = rows[np.lexsort((table.identity[rows], table.submit[rows]))]
+    place = np.full(table.count + 1, -1)
+    place[rows] = np.arange(len(rows))
+    submit, start, end = (_seconds(times[rows]) for times in (table.submit, table.start, table.end))
+    started, left = np.isfinite(start), np.isfinite(end)
+    moments_s = _seconds(moments)
+    times = np.concatenate([end[left], submit, start[started], moments_s])
+    places = np.concatenate([np.flatnonzero(left), np.arange(len(rows)), np.flatnonzero(started), np.arange(q)])
+    kinds = np.repeat([_LEAVE, _SUBMIT, _START, _ASK], [left.sum(), len(rows), started.sum(), q])
+    order = np.lexsort((places, kinds, times))  # at one time: what leaves, what comes, what starts, then the questions
+    limit_s = np.where(np.isnan(jobs.limit_s), NO_LIMIT_S, jobs.limit_s)
+    last_s = {event: _newest_s(history, event, moments) for event in ("start", "end")}
+    raw = np.full((q, 13), np.nan)
+    _sweep(
+        kinds[order], places[order], submit, start, table.width[rows], state.limit_s[rows], state.keyed_s(rows),
+        place[own], jobs.width, limit_s, moments_s, state.capacity(moments), last_s["start"], raw,
+    )  # fmt: skip
+    columns = dict(zip(PLAN_FEATURES[:10], raw[:, :10].T, strict=True)) | {
+        "plan_start_age": moments_s - last_s["start"], "plan_end_age": moments_s - last_s["end"],
+        "plan_ended_since": (last_s["end"] > last_s["start"]) * 1.0, "plan_next_limit": raw[:, 10],
+        "plan_next_keyed": raw[:, 11], "plan_wait": raw[:, 12],
+    }  # fmt: skip
+    for name in PLAN_FEATURES:
+        if name not in ("plan_now", "plan_slack", "plan_spare", "plan_ended_since"):
+            values = np.where(np.isinf(columns[name]), np.nan, columns[name])
+            columns[name] = np.sign(values) * np.log1p(np.abs(values))
+    return columns
+
+
+def _newest_s(history: JobHistory, event: str, moments: Ints) -> Floats:
+    """The newest start or end before each moment, seconds since 2000; −inf where there is none."""
+    slots = history.newest("all", event, np.zeros(len(moments), dtype=np.uint64), moments, 1)
+    times = (history.table.start if event == "start" else history.table.end)[slots.rows[:, 0]]
+    return np.where(slots.is_filled[:, 0], since_2000(times), -np.inf)
+
+
+def _seconds(times: Ints) -> Floats:
+    """Seconds since 2000, inf where it has not happened."""
+    return np.where(times == NEVER, np.inf, since_2000(times))
+
+
+@compiled
+def _sweep(
+    kinds: Ints, rows: Ints, submit: Floats, start: Floats, width: Floats, limit_s: Floats, keyed_s: Floats, own: Ints,
+    asked_width: Floats, asked_limit_s: Floats, moments_s: Floats, capacity: Floats, last_start_s: Floats, out: Floats,
+) -> None:  # fmt: skip
+    """Events in order of time; each question is answered from what waits and runs when it comes."""
+    n = len(submit)
+    waiting, running, place = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), np.full(n, -1)
+    waits, runs, busy = 0, 0, 0.0
+    told_at, told = -np.inf, np.full(n, np.nan)  # plan of the moment that was asked about last
+    for e in range(len(kinds)):
+        kind, row = kinds[e], rows[e]
+        if kind == 1:
+            waiting[waits] = row
+            waits += 1
+            continue
+        if kind != 3:
+            at = -1
+            for i in range(waits - 1, -1, -1):
+                if waiting[i] == row:
+                    at = i
+                    break
+            if at >= 0:
+                waiting[at : waits - 1] = waiting[at + 1 : waits].copy()
+                waits -= 1
+            if kind == 2:
+                running[runs], place[row] = row, runs
+                runs += 1
+                busy += width[row]
+            elif place[row] >= 0:
+                runs -= 1
+                running[place[row]], place[running[runs]] = running[runs], place[row]
+                place[row] = -1
+                busy -= width[row]
+            continue
+        now, mine, total = moments_s[row], own[row], capacity[row]
+        moved = mine >= 0 and place[mine] >= 0  # it starts at this very moment, which is not known yet
+        others, free = np.empty(runs, np.int64), total - busy
+        count = 0
+        for i in range(runs):
+            if running[i] != mine:
+                others[count] = running[i]
+                count += 1
+        if moved:
+            free += width[mine]
+        by_limit, by_keyed, widths = np.empty(count), np.empty(count), np.empty(count)
+        for i in range(count):
+            r = others[i]
+            promised = start[r] + limit_s[r]
+            by_limit[i] = promised if promised > now else now + 60.0
+            told_end = start[r] + keyed_s[r]
+            if told_end <= now:  # past its expected end it is thought to go on for half as long as it has run
+                told_end = now + 0.5 * (now - start[r])
+            by_keyed[i] = min(told_end, by_limit[i])
+            widths[i] = width[r]
+        queue = waiting[max(0, waits - MAX_PENDING) : waits]
+        _now(
+            row, mine, now, free, queue, by_limit, widths, submit, width, limit_s, asked_width[row], asked_limit_s[row],
+            last_start_s[row], out,
+        )  # fmt: skip
+        if count:
+            out[row, 10], out[row, 11] = by_limit.min() - now, by_keyed.min() - now
+        if mine < 0 or asked_width[row] > total:
+            continue
+        if moved:
+            line = np.append(queue, mine)
+            line = line[np.argsort(submit[line], kind="mergesort")]
+            alone = np.full(n, np.nan)
+            _plan(now, free, line, by_keyed, by_limit, widths, width, limit_s, keyed_s, alone)
+            out[row, 12] = alone[mine]
+            continue
+        if told_at != now:
+            told[:] = np.nan
+            _plan(now, free, queue, by_keyed, by_limit, widths, width, limit_s, keyed_s, told)
+            told_at = now
+        out[row, 12] = told[mine]
+
+
+@compiled
+def _promise(free: float, needed: float, now: float, ends: Floats, widths: Floats) -> tuple[float, float]:
+    """When the running leave room by these ends, and what is free besides then."""
+    until = now
+    for i in np.argsort(ends):
+        if free >= needed:
+            break
+        free += widths[i]
+        until = ends[i]
+    return until, free - needed
+
+
+@compiled
+def _now(
+    row: int, mine: int, now: float, free: float, queue: Ints, ends: Floats, widths: Floats, submit: Floats,
+    width: Floats, limit_s: Floats, asked: float, limit: float, last_start: float, out: Floats,
+) -> None:  # fmt: skip
+    """Whether the job would start now. Those that came before the last start were refused then, and are so still."""
+    head, until, spare = -1, 0.0, 0.0
+    newer, newer_width, smaller, newest = 0, 0.0, 0, np.nan
+    for i in range(len(queue)):
+        job = queue[i]
+        if job == mine:
+            continue
+        is_newer = submit[job] > last_start
+        if is_newer:
+            newer += 1
+            newer_width += width[job]
+        if width[job] <= asked and limit_s[job] <= limit:
+            smaller += 1
+        newest = now - submit[job]
+        if width[job] > free:
+            if head < 0:
+                head = job
+                until, spare = _promise(free, width[job], now, ends, widths)
+        elif is_newer:
+            if head < 0:
+                free -= width[job]
+            elif now + limit_s[job] <= until or width[job] <= spare:
+                free -= width[job]
+                if now + limit_s[job] > until:
+                    spare -= width[job]
+    out[row, 0] = 1.0 if asked <= free and (head < 0 or now + limit <= until or asked <= spare) else 0.0
+    out[row, 1] = free - asked
+    if head >= 0:
+        out[row, 2], out[row, 3], out[row, 4], out[row, 5] = width[head], until - now, spare - asked, now + limit - until
+    else:
+        out[row, 2], out[row, 4] = 0.0, free - asked
+    out[row, 6], out[row, 7], out[row, 8], out[row, 9] = newer, newer_width, smaller, newest
+
+
+@compiled
+def _plan(
+    now: float, free: float, queue: Ints, by_keyed: Floats, by_limit: Floats, widths: Floats, width: Floats,
+    limit_s: Floats, keyed_s: Floats, told: Floats,
+) -> None:  # fmt: skip
+    """Planned wait of each waiting job: ends by keyed recency, promises by limits."""
+    count, left = len(by_keyed), len(queue)
+    line = queue.copy()
+    ends, promised = np.empty(count + left), np.empty(count + left)
+    held = np.empty(count + left)
+    ends[:count], promised[:count], held[:count] = by_keyed, by_limit, widths
+    clock, work, known = now, 0, -1
+    until, spare = 0.0, 0.0
+    while left > 0 and work < MAX_WORK:
+        head, kept = -1, 0
+        for i in range(left):
+            job = line[i]
+            can = width[job] <= free
+            if can and head >= 0 and clock + limit_s[job] > until:
+                can = width[job] <= spare
+                if can:
+                    spare -= width[job]
+            if can:
+                told[job] = clock - now
+                free -= width[job]
+                ends[count], promised[count], held[count] = clock + keyed_s[job], clock + limit_s[job], width[job]
+                count += 1
+                continue
+            if head < 0:
+                head = job
+                if known != job:
+                    until, spare = _promise(free, width[job], clock, promised[:count], held[:count])
+                    known = job
+                    work += 8 * count
+            line[kept] = job
+            kept += 1
+        work += left + count + 1
+        left = kept
+        if count == 0:
+            break
+        first = np.argmin(ends[:count])
+        clock = max(clock, ends[first])
+        free += held[first]
+        count -= 1
+        ends[first], promised[first], held[first] = ends[count], promised[count], held[count]
+    for i in range(left):
+        told[line[i]] = clock - now
