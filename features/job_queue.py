@@ -124,4 +124,3 @@ def _columns(table: JobTable, state: QueueState, moments: Ints, own: Ints, part:
                 "drain": np.log1p((pending_work + left.clip(0)).clip(0) / np.maximum(capacity, 1)),
             }  # fmt: skip
     return columns | recent_columns(history, hashes, moments, own)
-

@@ -129,6 +129,7 @@ def _sweep(
                 count += 1
         if moved:
             free += width[mine]
+        others = np.sort(others[:count])  # so that equal ends keep one order, however they came to run
         by_limit, by_keyed, widths = np.empty(count), np.empty(count), np.empty(count)
         for i in range(count):
             r = others[i]
@@ -166,7 +167,7 @@ def _sweep(
 def _promise(free: float, needed: float, now: float, ends: Floats, widths: Floats) -> tuple[float, float]:
     """When the running leave room by these ends, and what is free besides then."""
     until = now
-    for i in np.argsort(ends):
+    for i in np.argsort(ends, kind="mergesort"):
         if free >= needed:
             break
         free += widths[i]
@@ -207,7 +208,12 @@ def _now(
     out[row, 0] = 1.0 if asked <= free and (head < 0 or now + limit <= until or asked <= spare) else 0.0
     out[row, 1] = free - asked
     if head >= 0:
-        out[row, 2], out[row, 3], out[row, 4], out[row, 5] = width[head], until - now, spare - asked, now + limit - until
+        out[row, 2], out[row, 3], out[row, 4], out[row, 5] = (
+            width[head],
+            until - now,
+            spare - asked,
+            now + limit - until,
+        )
     else:
         out[row, 2], out[row, 4] = 0.0, free - asked
     out[row, 6], out[row, 7], out[row, 8], out[row, 9] = newer, newer_width, smaller, newest

@@ -70,9 +70,7 @@ def recent_columns(
     return columns | {f"recent_q{round(100 * level):02d}": recent[:, k] for k, level in enumerate(RECENT_LEVELS)}
 
 
-def _before(
-    history: JobHistory, group: str, hashes: NDArray[np.uint64], moments: Ints, own: Ints
-) -> dict[str, Floats]:
+def _before(history: JobHistory, group: str, hashes: NDArray[np.uint64], moments: Ints, own: Ints) -> dict[str, Floats]:
     """The newest submitted of the group: what it waited or has waited, whether it still does, since when."""
     past = history.table
     slots = history.newest(group, "submit", hashes, moments, 2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -21,11 +21,13 @@ from models.backtest_report import BacktestReport, Score
 from models.calibration import MIN_ROWS
 from models.failure_landmarks import landmark_scores
 from models.judging import Judged, Task, blocks_of
-from models.promotion import DRAWS, mean_interval, ratio_interval
+from models.promotion import DRAWS, Interval, mean_interval, ratio_interval
 from models.ranking import ranked
 from models.recency import STRATA, stratum
 from models.runtime import MAX_LABELS
 from models.tasks import make_task
+from models.wait import WaitForecaster
+from models.wait_points import recorded_publications, start_churn
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -33,6 +35,7 @@ Ints = NDArray[np.int64]
 TEST_SHARE = 0.30
 WARMUP_SHARE = 0.01
 REFIT_DAYS = 7.0
+_CHURN_JOBS = 30  # waiting jobs of each fit that are looked at every ten minutes
 _DAY_US = 86_400_000_000
 _LENGTHS = ((0, 600, "under_10m"), (600, 3_600, "under_1h"), (3_600, 43_200, "under_12h"), (43_200, np.inf, "over_12h"))
 
@@ -80,13 +83,14 @@ def backtest(
         )
     X = task.matrix(history)
     walked = _walk(task, history, X, released, test, refit_days, max_labels, seed, threads, progress)
-    model, baselines, calibration, predictions, refits = walked
+    model, baselines, calibration, predictions, refits, published = walked
     blocks = blocks_of(table, test)
     scores, best = compare(task, model, baselines, blocks, table.is_bad[test], draws=draws, seed=seed)
     if task.name == "runtime":
         scores += _by_stratum(X[test], model, baselines[best], best, blocks, draws, seed)
     if task.name == "job_failure":
         scores += landmark_scores(predictions, history, test, blocks, draws=draws, seed=seed)
+    scores += _churn(published)
     strata = _parts(table, test, model, baselines[best], best, blocks, draws, seed)
     notes = []
     if task.name == "wait" and not np.any(table.wait_s[test] > 0):
@@ -122,13 +126,14 @@ def compare(
 def _walk(
     task: Task, history: JobHistory, X: NDArray[np.float32], released: Ints, test: Ints, refit_days: float,
     max_labels: int, seed: int, threads: int, progress: Callable[[int, int], None] | None,
-) -> tuple[Judged, dict[str, Judged], list[dict[str, float]], pl.DataFrame, int]:  # fmt: skip
+) -> tuple[Judged, dict[str, Judged], list[dict[str, float]], pl.DataFrame, int, dict[str, list[pl.DataFrame]]]:  # fmt: skip
     table = history.table
     submit = table.submit[test]
     models: list[Judged] = []
     baselines: list[dict[str, Judged]] = []
     calibrations: list[list[dict[str, float]]] = []
     predictions: list[pl.DataFrame] = []
+    published: dict[str, list[pl.DataFrame]] = {"": [], "recent_waits": []}
     moment = int(submit[0])
     while moment <= submit[-1]:
         until = moment + int(refit_days * _DAY_US)
@@ -142,12 +147,34 @@ def _walk(
             baselines.append(task.baselines(X[rows], table, rows))
             calibrations.append(task.calibration(forecaster, X[rows], table, rows))
             predictions.append(task.predictions(forecaster, X[rows], table, rows))
+            if isinstance(forecaster, WaitForecaster):
+                for name, parts in published.items():
+                    asked = WaitForecaster.recent() if name else forecaster
+                    parts.append(recorded_publications(asked, history, rows, most=_CHURN_JOBS, seed=seed))
             if progress is not None:
                 progress(int((submit < until).sum()), len(test))
         moment = until
     joined = {name: _join([part[name] for part in baselines]) for name in baselines[0]}
     tables = _join_tables(calibrations, 10 if task.coverage is None else 20)
-    return _join(models), joined, tables, pl.concat(predictions), len(models)
+    return _join(models), joined, tables, pl.concat(predictions), len(models), published
+
+
+def _churn(published: dict[str, list[pl.DataFrame]]) -> list[Score]:
+    """How far forecast starts of waiting jobs moved from one look to the next, of the jobs that were looked at twice."""
+    scores = []
+    for name, parts in published.items():
+        moved = start_churn(pl.concat(parts)) if parts else pl.DataFrame()
+        if not moved.height:
+            continue
+        figures = {
+            "churn_move_s": moved["move_s"].median(), "churn_over_10min": moved["moved_share"].mean(),
+            "churn_drift_s": moved["drift_s"].median(),
+        }  # fmt: skip
+        scores += [
+            Score(metric, name, Interval(float(cast(float, value)), None, None, moved.height), moved.height)
+            for metric, value in figures.items()
+        ]
+    return scores
 
 
 def _join(parts: list[Judged]) -> Judged:

@@ -28,6 +28,7 @@ HALF_LIFE_DAYS = 30.0
 WITHIN_S = 60.0
 CLOCK_FROM_S = 1_200.0  # shorter waits have nothing to do with the time of day
 CLOCK_MOVE_S = 12 * 3_600.0
+SOON_TRUST = 0.85  # the share that seems soon where little does is too large: leaves mix in some that were soon
 _DAY_S = 86_400.0
 
 
@@ -169,8 +170,9 @@ def _densest(waits: Matrix, weights: Matrix, clocks: Matrix, moments_s: Floats, 
             while last < width and seconds[order[last]] <= first_s + 2 * WITHIN_S + 1.0:
                 inside += held[order[last]]
                 last += 1
-            if inside > best + 1e-12:
-                best = inside
+            counted = inside * SOON_TRUST if first_s <= WITHIN_S else inside
+            if counted > best + 1e-12:
+                best = counted
                 points[i] = (first_s + seconds[order[last - 1]]) / 2
                 if first_s <= WITHIN_S:  # no wait is just inside, and as much after it as can be
                     points[i] = max(points[i], WITHIN_S)
