@@ -1,8 +1,8 @@
 """What the queue would do by its own rules: who starts now, when room comes, and when this job's turn would be.
 
-Waiting jobs start in the order they came; one that cannot start yet holds its place at the moment by which the limits of
-the running jobs promise it room, and others pass it only where they do not touch that (EASY backfilling). Ends are
-those promised by limits or told by keyed recency, never true ones. Real schedulers deviate: these are features, not
+Waiting jobs start in the order they came; one that cannot yet holds its place at the moment by which the limits of the
+running jobs promise room, and others pass it only where they do not touch that (EASY backfilling). Ends are those
+promised by limits or told by keyed recency, never true ones. Real schedulers deviate: these are features, not
 forecasts. Here belong the sweep over a cluster's events and its columns; not other features of the queue
 (`features/job_queue.py`).
 """
@@ -27,7 +27,6 @@ PLAN_FEATURES: tuple[str, ...] = (
 )  # fmt: skip
 MAX_PENDING = 256  # the newest waiting jobs that are looked at
 MAX_WORK = 20_000  # steps of a plan; where they do not suffice, the wait is at least as long as it got
-_SUBMIT, _START, _LEAVE, _ASK = 1, 2, 0, 3
 
 
 def plan_columns(state: QueueState, jobs: JobTable, moments: Ints, own: Ints) -> dict[str, Floats]:
@@ -49,10 +48,10 @@ def plan_columns(state: QueueState, jobs: JobTable, moments: Ints, own: Ints) ->
     submit, start, end = (_seconds(times[rows]) for times in (table.submit, table.start, table.end))
     started, left = np.isfinite(start), np.isfinite(end)
     moments_s = _seconds(moments)
-    times = np.concatenate([end[left], submit, start[started], moments_s])
-    places = np.concatenate([np.flatnonzero(left), np.arange(len(rows)), np.flatnonzero(started), np.arange(q)])
-    kinds = np.repeat([_LEAVE, _SUBMIT, _START, _ASK], [left.sum(), len(rows), started.sum(), q])
-    order = np.lexsort((places, kinds, times))  # at one time: what leaves, what comes, what starts, then the questions
+    times = np.concatenate([submit, start[started], end[left], moments_s])
+    places = np.concatenate([np.arange(len(rows)), np.flatnonzero(started), np.flatnonzero(left), np.arange(q)])
+    kinds = np.repeat(np.arange(4), [len(rows), started.sum(), left.sum(), q])
+    order = np.lexsort((places, kinds, times))  # at one time: submits, starts, what leaves, then the questions
     limit_s = np.where(np.isnan(jobs.limit_s), NO_LIMIT_S, jobs.limit_s)
     last_s = {event: _newest_s(history, event, moments) for event in ("start", "end")}
     raw = np.full((q, 13), np.nan)
@@ -60,9 +59,10 @@ def plan_columns(state: QueueState, jobs: JobTable, moments: Ints, own: Ints) ->
         kinds[order], places[order], submit, start, table.width[rows], state.limit_s[rows], state.keyed_s(rows),
         place[own], jobs.width, limit_s, moments_s, state.capacity(moments), last_s["start"], raw,
     )  # fmt: skip
-    columns = dict(zip(PLAN_FEATURES[:10], raw[:, :10].T, strict=True)) | {
+    columns: dict[str, Floats] = dict(zip(PLAN_FEATURES[:10], raw[:, :10].T, strict=True))
+    columns |= {
         "plan_start_age": moments_s - last_s["start"], "plan_end_age": moments_s - last_s["end"],
-        "plan_ended_since": (last_s["end"] > last_s["start"]) * 1.0, "plan_next_limit": raw[:, 10],
+        "plan_ended_since": (last_s["end"] > last_s["start"]).astype(np.float64), "plan_next_limit": raw[:, 10],
         "plan_next_keyed": raw[:, 11], "plan_wait": raw[:, 12],
     }  # fmt: skip
     for name in PLAN_FEATURES:
@@ -92,24 +92,24 @@ def _sweep(
     """Events in order of time; each question is answered from what waits and runs when it comes."""
     n = len(submit)
     waiting, running, place = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), np.full(n, -1)
+    is_waiting = np.zeros(n + 1, np.bool_)
     waits, runs, busy = 0, 0, 0.0
     told_at, told = -np.inf, np.full(n, np.nan)  # plan of the moment that was asked about last
     for e in range(len(kinds)):
         kind, row = kinds[e], rows[e]
-        if kind == 1:
-            waiting[waits] = row
+        if kind == 0:
+            waiting[waits], is_waiting[row] = row, True
             waits += 1
             continue
         if kind != 3:
-            at = -1
-            for i in range(waits - 1, -1, -1):
-                if waiting[i] == row:
-                    at = i
-                    break
-            if at >= 0:
+            if is_waiting[row]:
+                at = waits - 1
+                while waiting[at] != row:
+                    at -= 1
                 waiting[at : waits - 1] = waiting[at + 1 : waits].copy()
                 waits -= 1
-            if kind == 2:
+                is_waiting[row] = False
+            if kind == 1:
                 running[runs], place[row] = row, runs
                 runs += 1
                 busy += width[row]
@@ -120,14 +120,14 @@ def _sweep(
                 busy -= width[row]
             continue
         now, mine, total = moments_s[row], own[row], capacity[row]
-        moved = mine >= 0 and place[mine] >= 0  # it starts at this very moment, which is not known yet
+        moved = mine >= 0 and not is_waiting[mine]  # it starts at this very moment, which is not known yet
         others, free = np.empty(runs, np.int64), total - busy
         count = 0
         for i in range(runs):
             if running[i] != mine:
                 others[count] = running[i]
                 count += 1
-        if moved:
+        if moved and place[mine] >= 0:
             free += width[mine]
         others = np.sort(others[:count])  # so that equal ends keep one order, however they came to run
         by_limit, by_keyed, widths = np.empty(count), np.empty(count), np.empty(count)

@@ -31,6 +31,7 @@ from models.wait_points import recorded_publications, start_churn
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_Published = dict[str, list[pl.DataFrame]]  # what would have been published, by baseline; "" is the model
 
 TEST_SHARE = 0.30
 WARMUP_SHARE = 0.01
@@ -126,14 +127,14 @@ def compare(
 def _walk(
     task: Task, history: JobHistory, X: NDArray[np.float32], released: Ints, test: Ints, refit_days: float,
     max_labels: int, seed: int, threads: int, progress: Callable[[int, int], None] | None,
-) -> tuple[Judged, dict[str, Judged], list[dict[str, float]], pl.DataFrame, int, dict[str, list[pl.DataFrame]]]:  # fmt: skip
+) -> tuple[Judged, dict[str, Judged], list[dict[str, float]], pl.DataFrame, int, _Published]:  # fmt: skip
     table = history.table
     submit = table.submit[test]
     models: list[Judged] = []
     baselines: list[dict[str, Judged]] = []
     calibrations: list[list[dict[str, float]]] = []
     predictions: list[pl.DataFrame] = []
-    published: dict[str, list[pl.DataFrame]] = {"": [], "recent_waits": []}
+    published: _Published = {"": [], "recent_waits": []}
     moment = int(submit[0])
     while moment <= submit[-1]:
         until = moment + int(refit_days * _DAY_US)
@@ -159,8 +160,8 @@ def _walk(
     return _join(models), joined, tables, pl.concat(predictions), len(models), published
 
 
-def _churn(published: dict[str, list[pl.DataFrame]]) -> list[Score]:
-    """How far forecast starts of waiting jobs moved from one look to the next, of the jobs that were looked at twice."""
+def _churn(published: _Published) -> list[Score]:
+    """How far forecast starts of waiting jobs moved from one look to the next."""
     scores = []
     for name, parts in published.items():
         moved = start_churn(pl.concat(parts)) if parts else pl.DataFrame()

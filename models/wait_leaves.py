@@ -111,7 +111,8 @@ class Leaves:
 
 @compiled
 def _fill(
-    leaves: NDArray[np.int32], values: Floats, weights: Floats, clocks: Floats, waits: Matrix, kept: Matrix, times: Matrix
+    leaves: NDArray[np.int32], values: Floats, weights: Floats, clocks: Floats, waits: Matrix, kept: Matrix,
+    times: Matrix,
 ) -> None:  # fmt: skip
     n, trees = leaves.shape
     filled = np.zeros(len(waits), np.int64)
