@@ -148,7 +148,8 @@ def forecast_jobs(
     remaining = _rows(facts, left, "remaining", runtime_version, odds).filter(is_running)
     waiting = JobTable(live.filter(~is_running)) if is_running.any() else table
     wait_version, waits = champions.get("wait")
-    found = (waits or WaitForecaster.recent()).frame(wait_matrix(waiting, history, np.full(waiting.count, moment)))
+    X_waiting = wait_matrix(waiting, history, np.full(waiting.count, moment))
+    found = (waits or WaitForecaster.recent()).frame(X_waiting, with_point=False)
     wait = _rows(
         facts.filter(~is_running), found.select(QUANTILE_COLUMNS), "wait", wait_version or "baseline:recent_waits", None
     ).hstack(found.select(SOON_COLUMNS))
