@@ -11,16 +11,10 @@ import os
 import time
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
-from features.job_history import NEVER, JobHistory
-from features.jobs import microseconds
 from models.backtest import backtest
-from models.backtest_report import BacktestReport
 from models.tasks import TASKS
-from models.wait import WaitForecaster
-from models.wait_points import CHURN_STEP_S, MOVED_S, recorded_publications, start_churn
 
 TRACES = ("kth-sp2-1996", "llnl-atlas-2006", "cedar-2021")
 GOAL_MALE = {"kth-sp2-1996": 0.995, "llnl-atlas-2006": 1.093, "cedar-2021": 1.375}
@@ -52,25 +46,7 @@ def main() -> None:
                 male = report.value("male")
                 met = "met" if male <= GOAL_MALE[trace] else "not met"
                 print(f"goal MALE ≤ {GOAL_MALE[trace]}: {met} ({male:.3f})")
-            if task == "wait":
-                print(churn_text(jobs, report, arguments.seed, arguments.threads))
             print(f"took {time.perf_counter() - began:.0f} s", flush=True)
-
-
-def churn_text(jobs: pl.DataFrame, report: BacktestReport, seed: int, threads: int) -> str:
-    """How far forecast starts of waiting jobs of the test move from one publication to the next, in words."""
-    history = JobHistory(jobs.sort("submit_time", "job_id", maintain_order=True))
-    rows = np.flatnonzero((history.table.submit >= microseconds(report.start)) & (history.table.start != NEVER))
-    fitted = WaitForecaster.fit(history, report.start, seed=seed, threads=threads)
-    lines = []
-    for name, forecaster in (("model", fitted), ("recent_waits", WaitForecaster.recent())):
-        found = start_churn(recorded_publications(forecaster, history, rows, seed=seed))
-        lines.append(
-            f"churn of {name}: {found.height} jobs every {CHURN_STEP_S // 60} min, median move "
-            f"{found['move_s'].median():.0f} s, moves over {MOVED_S / 60:.0f} min {found['moved_share'].mean():.3f}, "
-            f"drift {found['drift_s'].median():+.0f} s"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

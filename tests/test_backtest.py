@@ -94,6 +94,9 @@ def test_wait_and_failure_reports(kth, traces):
     wait = backtest(WaitTask(SMALL), kth, refit_days=60)
     assert wait.value("male") < wait.value("male", "zero")
     assert wait.value("brier_600s") < wait.value("brier_600s", "zero")
+    assert 0 < wait.value("churn_over_10min") <= 1
+    assert wait.value("churn_move_s", "recent_waits") > 0
+    assert "churn_drift_s" in wait.text()
     failure = backtest(FailureTask(60), _trace(traces, "llnl-atlas-2006")[20_000:24_000], refit_days=30)
     assert failure.value("brier") < failure.value("brier", "rolling_rate")
     assert failure.value("auroc") > 0.7

@@ -75,7 +75,7 @@ def test_leaves_hold_the_newest_outcomes_and_old_ones_count_less():
     start = (days * 86_400_000_000).astype(np.int64)
     X = np.zeros((40, 1), dtype=np.float32)
     forest = Forest.fit(X, np.ones(40), ForestSize(3, 5), seed=1, threads=1)
-    drawn = Leaves.fit(forest, X, days * 1.0, start, 40 * 86_400_000_000).draw(forest, X[:1])
+    drawn = Leaves.fit(forest, X, days.astype(np.float64), start, 40 * 86_400_000_000).draw(forest, X[:1])
     assert sorted(set(drawn.waits[0].tolist())) == list(range(40 - KEPT, 40))
     assert drawn.weights[0, 0] == pytest.approx(0.5 ** (1 / 30), rel=1e-3)
     assert drawn.curves()[0, 0] == 40 - KEPT
