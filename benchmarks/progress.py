@@ -28,13 +28,13 @@ from features.jobs import microseconds
 from features.vocabulary import QUANTILES
 from models.curves import remaining_s
 from models.judging import blocks_of
+from models.landmarks import ELAPSED_S
 from models.progress_evidence import EVIDENCE_JOBS, Evidence, estimate
 from models.promotion import Interval, block_bootstrap
 from models.recency import baseline_log
 from models.reported_progress import combined, plan_quantiles
 from models.runtime import RuntimeForecaster, matrix_of_rows
 from models.scoring import is_covered, is_within_factor, log_error, log_pinball
-from models.tasks import ELAPSED_S
 from simulator.job_reports import job_reports
 from simulator.jobs import Job
 from simulator.workload import Population

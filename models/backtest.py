@@ -144,10 +144,10 @@ def _walk(
             if have.sum() < MIN_ROWS:
                 raise BacktestError(f"{task.name}: {have.sum()} outcomes before the test; {MIN_ROWS} needed")
             forecaster = task.fit(history, moment, X, seed=seed, threads=threads, max_labels=max_labels)
-            models.append(task.judge(forecaster, X[rows], table, rows))
-            baselines.append(task.baselines(X[rows], table, rows))
+            models.append(task.judge(forecaster, X[rows], history, rows))
+            baselines.append(task.baselines(X[rows], history, rows))
             calibrations.append(task.calibration(forecaster, X[rows], table, rows))
-            predictions.append(task.predictions(forecaster, X[rows], table, rows))
+            predictions.append(task.predictions(forecaster, X[rows], history, rows))
             if isinstance(forecaster, WaitForecaster):
                 for name, parts in published.items():
                     asked = WaitForecaster.recent() if name else forecaster

@@ -28,7 +28,8 @@ from models.failure_kinds import KIND_COLUMNS
 from models.failure_running import survivor_rates
 from models.recency import KeyedRecency
 from models.registry import Registry, RegistryError
-from models.runtime import RuntimeForecaster, matrix_of_rows, remaining_frame
+from models.runtime import RuntimeForecaster, matrix_of_rows
+from models.time_left import remaining_frame
 from models.wait import SOON_COLUMNS, WaitForecaster
 
 _log = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ def forecast_jobs(
 
     seconds = np.fmin(np.exp(read_levels(curves, QUANTILES)), table.limit_s[:, None])
     runtime = _rows(facts, quantile_frame(seconds), "runtime", runtime_version, odds).filter(~is_running)
-    left = remaining_frame(curves, table, moment)
+    left = remaining_frame(curves, X, table, history, moment)
     remaining = _rows(facts, left, "remaining", runtime_version, odds).filter(is_running)
     waiting = JobTable(live.filter(~is_running)) if is_running.any() else table
     wait_version, waits = champions.get("wait")

@@ -9,7 +9,7 @@ the baselines (`models/recency.py`) or who is champion.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -18,18 +18,20 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.job_history import NEVER, JobHistory, JobTable
+from features.job_history import JobHistory, JobTable
+from features.job_survivors import survivors
 from features.jobs import FEATURES, feature_matrix, microseconds, moments_of
 from features.vocabulary import QUANTILES
 from models.arrays import pack_arrays, unpack_arrays
 from models.calibration import MIN_ROWS, Conformal
 from models.contributions import Contributions, Steps, of_mixture, of_recency
-from models.curves import CENTRE_GAINS, MEDIAN, cap, centred, quantile_frame, read_levels, remaining_s
+from models.curves import CENTRE_GAINS, MEDIAN, cap, centred, quantile_frame, read_levels
 from models.forest import Forest, ForestSize
 from models.mixture import Mix, choose_mix, pooled, weights
 from models.recency import KeyedRecency, stratum
 from models.runtime_choice import choose_centre, choose_expert, day_blocks, median_loss, snapped_curves
 from models.runtime_experts import Experts
+from models.time_left import remaining_frame, time_left_s
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -192,14 +194,34 @@ class RuntimeForecaster:
         return quantile_frame(np.fmin(seconds, limit_s[:, None]))
 
     def remaining(self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime) -> pl.DataFrame:
-        """Quantiles of the time left of running jobs at a moment, from the same distribution given what has elapsed.
+        """Quantiles of the time left of running jobs at a moment (`models/time_left.py`).
 
         Returns:
             Columns `QUANTILE_COLUMNS`, seconds; null for a job that has not started by then.
         """
-        table = JobTable(jobs)
-        X = feature_matrix(table, JobHistory.of(history), moments_of(table, at))
-        return remaining_frame(self.curves(X, table.limit_s), table, microseconds(at))
+        table, prepared = JobTable(jobs), JobHistory.of(history)
+        X = feature_matrix(table, prepared, moments_of(table, at))
+        return remaining_frame(self.curves(X, table.limit_s), X, table, prepared, microseconds(at))
+
+    def left_s(
+        self, X: Matrix, table: JobTable, history: JobHistory, moments: NDArray[np.int64],
+        levels: Sequence[float] = QUANTILES,
+    ) -> Floats:  # fmt: skip
+        """Quantiles of the time left of running jobs, each at its own moment.
+
+        Args:
+            X: Features at the moments, shape (n, len(FEATURES)).
+            table: The jobs, all of them running at their moment.
+            history: Jobs of the cluster.
+            moments: µs UTC, shape (n,).
+            levels: Levels asked for.
+
+        Returns:
+            Seconds, shape (n, len(levels)).
+        """
+        elapsed_s = (moments - table.start) / 1e6
+        like = survivors(table, history, moments, elapsed_s, X)
+        return time_left_s(self.curves(X, table.limit_s), like, elapsed_s, table.limit_s, levels)
 
     def to_files(self) -> dict[str, bytes]:
         """The forecaster as files without code."""
@@ -255,12 +277,3 @@ def matrix_of_rows(history: JobHistory, rows: NDArray[np.int64], threads: int = 
     """Features of rows of a history at their own submits."""
     table = JobTable(history.table.frame[rows])
     return feature_matrix(table, history, table.submit, threads)
-
-
-def remaining_frame(curves: Floats, table: JobTable, moment: int) -> pl.DataFrame:
-    """Quantiles of the time left at a moment from curves of the whole runtime; null where not started by then."""
-    is_running = table.start <= moment
-    elapsed = np.where(is_running, (moment - np.where(table.start == NEVER, moment, table.start)) / 1e6, 0.0)
-    seconds = remaining_s(curves, elapsed, table.limit_s)
-    seconds[~is_running] = np.nan
-    return quantile_frame(seconds)

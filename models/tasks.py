@@ -19,9 +19,9 @@ from features.job_outcomes import FAILURE_FEATURES, failure_matrix
 from features.job_queue import WAIT_FEATURES, wait_matrix
 from features.jobs import FEATURES, feature_matrix
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
-from models import failure, failure_kinds, recency, wait
+from models import failure, failure_kinds, landmarks, recency, wait
 from models.calibration import level_table, reliability
-from models.curves import quantile_frame, read_levels, remaining_s
+from models.curves import quantile_frame, read_levels
 from models.failure import FailureForecaster
 from models.failure_landmarks import landmark_columns
 from models.forest import ForestSize
@@ -36,7 +36,6 @@ Ints = NDArray[np.int64]
 Matrix = NDArray[np.float32]
 
 _NEW = recency.STRATA.index("new")
-ELAPSED_S = (60.0, 600.0, 3600.0)  # the time left is judged after these
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class RuntimeTask:
 
     Attributes:
         size: Size of the forests.
-        is_remaining: Predictions are of the time left after each of `ELAPSED_S`.
+        is_remaining: Predictions are of the time left after each of `landmarks.ELAPSED_S`.
     """
 
     name: ClassVar[str] = "runtime"
@@ -76,8 +75,8 @@ class RuntimeTask:
     def from_files(self, files: Mapping[str, bytes]) -> RuntimeForecaster:
         return RuntimeForecaster.from_files(files)
 
-    def judge(self, forecaster: RuntimeForecaster, X: Matrix, table: JobTable, rows: Ints) -> Judged:
-        limit_s, actual = table.limit_s[rows], table.runtime_s[rows]
+    def judge(self, forecaster: RuntimeForecaster, X: Matrix, history: JobHistory, rows: Ints) -> Judged:
+        limit_s, actual = history.table.limit_s[rows], history.table.runtime_s[rows]
         curves, modes = forecaster.distribution(X, limit_s)
         quantiles = np.fmin(np.exp(read_levels(curves, QUANTILES)), limit_s[:, None])
         others = {
@@ -86,17 +85,15 @@ class RuntimeTask:
                 np.exp(read_levels(curves, recency.SPREAD_LEVELS)), actual, recency.SPREAD_LEVELS
             ),
         }
-        left = {e: remaining_s(curves, np.full(len(rows), e), limit_s, (0.5,))[:, 0] for e in ELAPSED_S}
+        left = landmarks.medians(forecaster, history, rows)
         return Judged(duration_losses(quantiles, actual) | others | remaining_losses(left, actual))
 
-    def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
-        actual, limit_s = table.runtime_s[rows], table.limit_s[rows]
+    def baselines(self, X: Matrix, history: JobHistory, rows: Ints) -> dict[str, Judged]:
+        actual, left = history.table.runtime_s[rows], landmarks.baselines(history, rows)
         found = {}
         for name in recency.BASELINES:
             point = np.exp(recency.baseline_log(name, X))
-            # A point that has passed is doubled until the limit, as schedulers correct their predictions.
-            left = {e: np.fmin(np.where(point > e, point, 2 * e), limit_s) - e for e in ELAPSED_S}
-            found[name] = Judged(duration_scores(point, actual) | remaining_losses(left, actual))
+            found[name] = Judged(duration_scores(point, actual) | remaining_losses(left[name], actual))
         empirical = np.exp(recency.empirical_log(X))
         found["median_key"].metrics["pinball_10_50_90"] = log_pinball(empirical, actual, recency.SPREAD_LEVELS)
         return found
@@ -106,26 +103,16 @@ class RuntimeTask:
     ) -> list[dict[str, float]]:
         return level_table(forecaster.quantiles(X, table.limit_s[rows]).to_numpy(), table.runtime_s[rows], QUANTILES)
 
-    def predictions(self, forecaster: RuntimeForecaster, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame:
+    def predictions(self, forecaster: RuntimeForecaster, X: Matrix, history: JobHistory, rows: Ints) -> pl.DataFrame:
+        if self.is_remaining:
+            return landmarks.predictions(forecaster, history, rows)
+        table = history.table
         limit_s = table.limit_s[rows]
         curves, modes = forecaster.distribution(X, limit_s)
-        if self.is_remaining:
-            return self._remaining(curves, table, rows)
         frame = quantile_frame(np.fmin(np.exp(read_levels(curves, QUANTILES)), limit_s[:, None]))
         mode = pl.Series("mode_s", np.fmin(np.exp(modes), limit_s))
         points = frame.select(pl.col("q50_s").alias("point_s"), mode)
         return pl.concat([named_rows(table, rows), points, frame], how="horizontal")
-
-    def _remaining(self, curves: Floats, table: JobTable, rows: Ints) -> pl.DataFrame:
-        """One row per job and elapsed time that it reached."""
-        parts = []
-        for elapsed_s in ELAPSED_S:
-            lasts = table.runtime_s[rows] > elapsed_s
-            there, limit_s = rows[lasts], table.limit_s[rows][lasts]
-            frame = quantile_frame(remaining_s(curves[lasts], np.full(len(there), elapsed_s), limit_s))
-            said = frame.select(pl.lit(elapsed_s).alias("elapsed_s"), pl.col("q50_s").alias("point_s"))
-            parts.append(pl.concat([named_rows(table, there), said, frame], how="horizontal"))
-        return pl.concat(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +147,8 @@ class WaitTask:
     def from_files(self, files: Mapping[str, bytes]) -> WaitForecaster:
         return WaitForecaster.from_files(files)
 
-    def judge(self, forecaster: WaitForecaster, X: Matrix, table: JobTable, rows: Ints) -> Judged:
+    def judge(self, forecaster: WaitForecaster, X: Matrix, history: JobHistory, rows: Ints) -> Judged:
+        table = history.table
         frame = forecaster.frame(X)
         actual = table.wait_s[rows]
         odds = {
@@ -173,7 +161,8 @@ class WaitTask:
         points = _wait_points(frame["likeliest_s"].to_numpy(), quantiles[:, QUANTILES.index(0.5)], actual)
         return Judged(metrics | points, 1.0 - frame["p_start_60s"].to_numpy(), actual > SOON_S[0])
 
-    def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
+    def baselines(self, X: Matrix, history: JobHistory, rows: Ints) -> dict[str, Judged]:
+        table = history.table
         actual = table.wait_s[rows]
         found = {}
         for name in wait.BASELINES:
@@ -184,14 +173,15 @@ class WaitTask:
             }
             points = _wait_points(forecast, forecast, actual)
             found[name] = Judged(duration_scores(forecast, actual) | odds | points, forecast, actual > SOON_S[0])
-        recent = self.judge(WaitForecaster.recent(), X, table, rows)
+        recent = self.judge(WaitForecaster.recent(), X, history, rows)
         return found | {"recent_waits": recent}
 
     def calibration(self, forecaster: WaitForecaster, X: Matrix, table: JobTable, rows: Ints) -> list[dict[str, float]]:
         quantiles = forecaster.frame(X).select(QUANTILE_COLUMNS).to_numpy()
         return level_table(quantiles, table.wait_s[rows], QUANTILES)
 
-    def predictions(self, forecaster: WaitForecaster, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame:
+    def predictions(self, forecaster: WaitForecaster, X: Matrix, history: JobHistory, rows: Ints) -> pl.DataFrame:
+        table = history.table
         frame = forecaster.frame(X).select(
             pl.col("q50_s").alias("point_s"), pl.col("likeliest_s").alias("mode_s"), *QUANTILE_COLUMNS,
             *wait.SOON_COLUMNS,
@@ -239,13 +229,15 @@ class FailureTask:
     def from_files(self, files: Mapping[str, bytes]) -> FailureForecaster:
         return FailureForecaster.from_files(files)
 
-    def judge(self, forecaster: FailureForecaster, X: Matrix, table: JobTable, rows: Ints) -> Judged:
+    def judge(self, forecaster: FailureForecaster, X: Matrix, history: JobHistory, rows: Ints) -> Judged:
+        table = history.table
         probability = forecaster.probability(X)
         kinds = forecaster.kind_probabilities(X, probability)
         metrics = {"brier": brier(probability, table.is_bad[rows])} | _kind_losses(kinds, table, rows)
         return Judged(metrics, probability, is_new=recency.stratum(X) == _NEW)
 
-    def baselines(self, X: Matrix, table: JobTable, rows: Ints) -> dict[str, Judged]:
+    def baselines(self, X: Matrix, history: JobHistory, rows: Ints) -> dict[str, Judged]:
+        table = history.table
         bad = table.is_bad[rows]
         rate = failure.rolling_rate(X)
         user = failure.rolling_rate(X, narrowest="user")
@@ -261,9 +253,9 @@ class FailureTask:
     ) -> list[dict[str, float]]:
         return reliability(forecaster.probability(X), table.is_bad[rows])
 
-    def predictions(self, forecaster: FailureForecaster, X: Matrix, table: JobTable, rows: Ints) -> pl.DataFrame:
-        later = landmark_columns(forecaster.running, X, JobHistory(table.frame), rows)
-        return pl.concat([named_rows(table, rows), forecaster.frame(X), later], how="horizontal")
+    def predictions(self, forecaster: FailureForecaster, X: Matrix, history: JobHistory, rows: Ints) -> pl.DataFrame:
+        later = landmark_columns(forecaster.running, X, history, rows)
+        return pl.concat([named_rows(history.table, rows), forecaster.frame(X), later], how="horizontal")
 
 
 def _kind_losses(kinds: Floats, table: JobTable, rows: Ints) -> dict[str, Floats]:

@@ -211,8 +211,8 @@ def _judge(
         return _Judgement(False, False, reason, [], "", [], [], [])
     X = task.matrix(history, test)
     challenger = task.fit(history, cut, None, seed=seed, threads=threads, max_labels=JUDGE_LABELS)
-    judged = task.judge(challenger, X, table, test)
-    baselines = task.baselines(X, table, test)
+    judged = task.judge(challenger, X, history, test)
+    baselines = task.baselines(X, history, test)
     blocks = blocks_of(table, test)
     scores, best = compare(task, judged, baselines, blocks, table.is_bad[test], seed=seed)
     to_baseline = decide(
@@ -223,7 +223,7 @@ def _judge(
     champion_scores: list[Score] = []
     promote, withdraw, reason = to_baseline.promote, False, to_baseline.reason
     if champion is not None:
-        rival = task.judge(champion, X, table, test)
+        rival = task.judge(champion, X, history, test)
         champion_scores = _only_model(compare(task, rival, baselines, blocks, table.is_bad[test], seed=seed)[0])
         decision = decide(
             rival.metrics[task.primary], judged.metrics[task.primary], blocks, same_configuration=is_same,
