@@ -145,7 +145,8 @@ def forecast_jobs(
 
     seconds = np.fmin(np.exp(read_levels(curves, QUANTILES)), table.limit_s[:, None])
     runtime = _rows(facts, quantile_frame(seconds), "runtime", runtime_version, odds).filter(~is_running)
-    left = remaining_frame(curves, X, table, history, moment)
+    model: RuntimeForecaster | None = champions.get("runtime")[1]
+    left = remaining_frame(curves, X, table, history, moment, model.landmarks if model else None)
     remaining = _rows(facts, left, "remaining", runtime_version, odds).filter(is_running)
     waiting = JobTable(live.filter(~is_running)) if is_running.any() else table
     wait_version, waits = champions.get("wait")

@@ -19,7 +19,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import JobHistory, JobTable
-from features.job_survivors import survivors
 from features.jobs import FEATURES, feature_matrix, microseconds, moments_of
 from features.vocabulary import QUANTILES
 from models.arrays import pack_arrays, unpack_arrays
@@ -31,7 +30,7 @@ from models.mixture import Mix, choose_mix, pooled, weights
 from models.recency import KeyedRecency, stratum
 from models.runtime_choice import choose_centre, choose_expert, day_blocks, median_loss, snapped_curves
 from models.runtime_experts import Experts
-from models.time_left import remaining_frame, time_left_s
+from models.time_left import LandmarkForests, left_s, remaining_frame
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -59,6 +58,7 @@ class RuntimeForecaster:
         centre: Index into `CENTRE_GAINS` of the points that stand for the medians; −1: the medians themselves.
         facts: What the fit saw and chose, for the card.
         usual_log: Median ln(runtime) of the jobs trained on, that contributions start from; None: not kept.
+        landmarks: Forests of the time left while running; None: too few jobs ran so long, or not kept.
     """
 
     experts: Experts
@@ -70,6 +70,7 @@ class RuntimeForecaster:
     centre: int = -1
     facts: dict[str, Any] = field(default_factory=dict)
     usual_log: float | None = None
+    landmarks: LandmarkForests | None = None
 
     @classmethod
     def fit(
@@ -132,7 +133,9 @@ class RuntimeForecaster:
             "centre": centre, "is_snapped": is_snapped, "holdout_male": losses, "expert": choice,
             "recency": recency.name, "recency_male": dict(recency.losses),
         }  # fmt: skip
-        return cls(experts, mix, recency, is_recency, conformal, is_snapped, centre, facts, float(np.median(y)))
+        landmarks = LandmarkForests.fit(prepared, rows, size=size, seed=seed, threads=threads)
+        usual_log = float(np.median(y))
+        return cls(experts, mix, recency, is_recency, conformal, is_snapped, centre, facts, usual_log, landmarks)
 
     def curves(self, X: Matrix, limit_s: Floats) -> Floats:
         """Quantile curves, ln(seconds), of shape (n, levels), from features and limits (NaN: none)."""
@@ -201,7 +204,8 @@ class RuntimeForecaster:
         """
         table, prepared = JobTable(jobs), JobHistory.of(history)
         X = feature_matrix(table, prepared, moments_of(table, at))
-        return remaining_frame(self.curves(X, table.limit_s), X, table, prepared, microseconds(at))
+        curves = self.curves(X, table.limit_s)
+        return remaining_frame(curves, X, table, prepared, microseconds(at), self.landmarks)
 
     def left_s(
         self, X: Matrix, table: JobTable, history: JobHistory, moments: NDArray[np.int64],
@@ -219,15 +223,14 @@ class RuntimeForecaster:
         Returns:
             Seconds, shape (n, len(levels)).
         """
-        elapsed_s = (moments - table.start) / 1e6
-        like = survivors(table, history, moments, elapsed_s, X)
-        return time_left_s(self.curves(X, table.limit_s), like, elapsed_s, table.limit_s, levels)
+        return left_s(self.curves(X, table.limit_s), X, table, history, moments, self.landmarks, levels)
 
     def to_files(self) -> dict[str, bytes]:
         """The forecaster as files without code."""
         arrays = self.conformal.to_arrays("conformal_")
         for name, forest in (("run", self.experts.run), ("ratio", self.experts.ratio)):
             arrays |= forest.to_arrays(f"{name}_") if forest else {}
+        arrays |= self.landmarks.to_arrays("left_") if self.landmarks else {}
         described = {
             "features": list(FEATURES), "mix": asdict(self.mix), "is_recency": self.is_recency.tolist(),
             "is_snapped": self.is_snapped, "centre": self.centre,
@@ -257,6 +260,7 @@ class RuntimeForecaster:
             KeyedRecency.from_json(described["recency"]), np.asarray(described["is_recency"], dtype=bool),
             Conformal.from_arrays(arrays, "conformal_"), described["is_snapped"],
             described.get("centre", -1), described["facts"], described.get("usual_log"),
+            LandmarkForests.from_arrays(arrays, "left_"),
         )  # fmt: skip
 
 

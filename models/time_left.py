@@ -1,13 +1,16 @@
-"""Time left of running jobs: the distribution of the whole runtime given what has elapsed, and like jobs that lasted.
+"""Time left of running jobs: a mixture of what is known of them at a moment of their run.
 
-The curves are those of the runtime forecaster, asked at the moment and not at the submit: siblings that ended since
-count. Here belongs that mixture; not the curves (`models/runtime.py`) and not the like jobs
-(`features/job_survivors.py`).
+In it are the distribution of the whole runtime given what has elapsed, asked at the moment and not at the submit, as
+others have ended since; what like jobs had left after as long a run; and two forests grown on jobs as they stood at
+landmarks of their runs, which know what it means to have lasted. Here belongs that mixture; not the curves of the
+runtime (`models/runtime.py`), the like jobs (`features/job_survivors.py`) or how it is judged (`models/landmarks.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,26 +18,104 @@ from numpy.typing import NDArray
 
 from features.job_history import JobHistory, JobTable
 from features.job_survivors import survivors
+from features.jobs import feature_matrix
 from features.vocabulary import QUANTILES
 from models.curves import cap, pool, quantile_frame, read_levels, remaining_s
+from models.forest import Forest, ForestSize
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Matrix = NDArray[np.float32]
 
-LIKE_SHARE = 0.2  # weight of the like jobs where there are any
-FULL_S = 60.0  # time since the start up to which that weight grows: at the start the runtime forecast has them already
+LIKE_SHARE = 0.15  # weight of the like jobs where there are any
+FOREST_SHARE = 0.4  # of what the like jobs leave, weight of the forests
+FULL_S = 60.0  # time since the start up to which both grow: at the start the runtime forecast says it all
+LANDMARKS_S = (60.0, 200.0, 600.0, 1_800.0, *(3_600.0 * 2**k for k in range(9)))  # trained on
+ROWS_PER_TREE = 400  # pairs of job and landmark trained on at most, drawn at random, per tree of the runtime's
+MIN_ROWS = 200
+TREES = 0.4  # of the runtime's
 _CUTS = tuple(float(level) for level in (np.arange(50) + 0.5) / 50)  # levels at which the conditional curve is sampled
 
 
+@dataclass(frozen=True, slots=True)
+class LandmarkForests:
+    """Forests of the time left, in logarithm.
+
+    Attributes:
+        run: Of ln(seconds left).
+        ratio: Of ln(seconds left ÷ seconds to the limit), of jobs within their limit; None where none has one.
+    """
+
+    run: Forest
+    ratio: Forest | None
+
+    @classmethod
+    def fit(
+        cls, history: JobHistory, rows: Ints, *, size: ForestSize, seed: int, threads: int
+    ) -> LandmarkForests | None:
+        """Grow them on how jobs stood at `LANDMARKS_S`; None where fewer than `MIN_ROWS` pairs are there.
+
+        Args:
+            history: Jobs of the cluster.
+            rows: Rows of it that had ended by the moment of training.
+            size: Size of the runtime's forests.
+            seed: Seed of every random choice.
+            threads: Threads of the fit; they change nothing but the time.
+        """
+        table = history.table
+        # A scheduler that leaves out suspensions counts less than the clock: both must have gone so far.
+        ran_s = np.minimum(table.runtime_s[rows], (table.end[rows] - table.start[rows]) / 1e6)
+        landmark, job = np.nonzero(ran_s > np.asarray(LANDMARKS_S)[:, None])
+        if len(job) < MIN_ROWS:
+            return None
+        most = ROWS_PER_TREE * size.trees
+        if len(job) > most:
+            kept = np.sort(np.random.default_rng(seed).choice(len(job), most, replace=False))
+            landmark, job = landmark[kept], job[kept]
+        there, elapsed_s = JobTable(table.frame[rows[job]]), np.asarray(LANDMARKS_S)[landmark]
+        moments = there.start + (elapsed_s * 1e6).astype(np.int64)
+        base = feature_matrix(there, history, moments, threads)
+        X = _with_elapsed(base, survivors(there, history, moments, elapsed_s, base), elapsed_s, there.limit_s)
+        y = np.log(np.maximum(table.runtime_s[rows[job]] - elapsed_s, 1.0))
+        trees = max(5, round(TREES * size.trees))
+        size = ForestSize(trees, size.min_leaf, size.feature_share, size.rows_per_tree)
+        run, ratio, to_limit = Forest.fit(X, y, size, seed=seed, threads=threads), None, _to_limit(elapsed_s, there)
+        known = np.flatnonzero(~np.isnan(to_limit))
+        if len(known) >= MIN_ROWS:
+            relative = y[known] - to_limit[known]
+            ratio = Forest.fit(X[known], relative, size, seed=seed + 1, threads=threads)
+        return cls(run, ratio)
+
+    def samples(self, base: Matrix, like: Floats, table: JobTable, elapsed_s: Floats) -> list[NDArray[Any]]:
+        """Samples of ln(seconds left) of the one and, NaN where there is no limit or it is past, of the other."""
+        X = _with_elapsed(base, like, elapsed_s, table.limit_s)
+        drawn = [self.run.draw(X)]
+        if self.ratio is not None:
+            drawn.append(self.ratio.draw(X) + _to_limit(elapsed_s, table)[:, None].astype(np.float32))
+        return drawn
+
+    def to_arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
+        return self.run.to_arrays(f"{prefix}run_") | (self.ratio.to_arrays(f"{prefix}ratio_") if self.ratio else {})
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str) -> LandmarkForests | None:
+        """None where there are none: models kept before there were."""
+        if f"{prefix}run_roots" not in arrays:
+            return None
+        ratio = Forest.from_arrays(arrays, f"{prefix}ratio_") if f"{prefix}ratio_roots" in arrays else None
+        return cls(Forest.from_arrays(arrays, f"{prefix}run_"), ratio)
+
+
 def time_left_s(
-    curves: Floats, like: Floats, elapsed_s: Floats, limit_s: Floats, levels: Sequence[float] = QUANTILES
-) -> Floats:
+    curves: Floats, like: Floats, drawn: Sequence[NDArray[Any]], elapsed_s: Floats, limit_s: Floats,
+    levels: Sequence[float] = QUANTILES,
+) -> Floats:  # fmt: skip
     """Quantiles of the time left.
 
     Args:
         curves: Of the whole runtime, ln(seconds), shape (n, len(LEVELS)).
         like: Time left of like jobs after as long a run, ln(seconds), NaN is none, shape (n, k).
+        drawn: Samples of the forests, ln(seconds), as of `LandmarkForests.samples`; empty where there are none.
         elapsed_s: Shape (n,), ≥ 0.
         limit_s: Shape (n,), NaN: none.
         levels: Levels asked for.
@@ -43,19 +124,28 @@ def time_left_s(
         Seconds, shape (n, len(levels)); never falling along a row, within [0, limit − elapsed] where that is positive.
     """
     out = remaining_s(curves, elapsed_s, limit_s, levels)
-    both = np.flatnonzero(~np.isnan(like).all(axis=1) & (elapsed_s > 0))
-    if not len(both):
+    is_like = np.any(~np.isnan(like), axis=1)
+    rows = np.flatnonzero((is_like | bool(drawn)) & (elapsed_s > 0))
+    if not len(rows):
         return out
-    sampled = np.log(np.maximum(remaining_s(curves[both], elapsed_s[both], limit_s[both], _CUTS), 1.0))
-    share = LIKE_SHARE * np.minimum(elapsed_s[both] / FULL_S, 1.0)
-    ends = limit_s[both] - elapsed_s[both]
-    out[both] = np.exp(
-        read_levels(cap(pool([sampled, like[both]], [1 - share, share]), np.where(ends > 0, ends, np.nan)), levels)
-    )
+    sampled = np.log(np.maximum(remaining_s(curves[rows], elapsed_s[rows], limit_s[rows], _CUTS), 1.0))
+    grown = np.minimum(elapsed_s[rows] / FULL_S, 1.0)
+    of_like = np.where(is_like[rows], LIKE_SHARE, 0.0) * grown
+    of_forests = (FOREST_SHARE if drawn else 0.0) * grown * (1 - of_like)
+    parts, shares = [sampled, like[rows]], [1 - of_like - of_forests, of_like]
+    there = [~np.isnan(part[rows]).all(axis=1) for part in drawn]
+    for part, is_there in zip(drawn, there, strict=True):
+        parts.append(part[rows])
+        shares.append(np.where(is_there, of_forests / np.maximum(np.sum(there, axis=0), 1), 0.0))
+    ends = limit_s[rows] - elapsed_s[rows]
+    mixed = cap(pool(parts, shares), np.where(ends > 0, ends, np.nan))
+    out[rows] = np.exp(read_levels(mixed, levels))
     return np.where((limit_s > elapsed_s)[:, None], np.minimum(out, (limit_s - elapsed_s)[:, None]), out)
 
 
-def remaining_frame(curves: Floats, X: Matrix, table: JobTable, history: JobHistory, moment: int) -> pl.DataFrame:
+def remaining_frame(
+    curves: Floats, X: Matrix, table: JobTable, history: JobHistory, moment: int, forests: LandmarkForests | None
+) -> pl.DataFrame:
     """Quantiles of the time left at a moment.
 
     Args:
@@ -64,6 +154,7 @@ def remaining_frame(curves: Floats, X: Matrix, table: JobTable, history: JobHist
         table: The jobs, n rows.
         history: Jobs of the cluster.
         moment: µs UTC.
+        forests: Those of the forecaster in charge.
 
     Returns:
         Columns `QUANTILE_COLUMNS`, seconds; null for a job that has not started by then.
@@ -72,7 +163,31 @@ def remaining_frame(curves: Floats, X: Matrix, table: JobTable, history: JobHist
     seconds = np.full((table.count, len(QUANTILES)), np.nan)
     if len(rows):
         running = table if len(rows) == table.count else JobTable(table.frame[rows])
-        elapsed_s = (moment - running.start) / 1e6
-        like = survivors(running, history, np.full(len(rows), moment), elapsed_s, X[rows])
-        seconds[rows] = time_left_s(curves[rows], like, elapsed_s, running.limit_s)
+        moments = np.full(len(rows), moment)
+        seconds[rows] = left_s(curves[rows], X[rows], running, history, moments, forests)
     return quantile_frame(seconds)
+
+
+def left_s(
+    curves: Floats, X: Matrix, table: JobTable, history: JobHistory, moments: Ints, forests: LandmarkForests | None,
+    levels: Sequence[float] = QUANTILES,
+) -> Floats:  # fmt: skip
+    """Quantiles of the time left of running jobs, each at its own moment (µs UTC); seconds, shape (n, len(levels))."""
+    elapsed_s = (moments - table.start) / 1e6
+    like = survivors(table, history, moments, elapsed_s, X)
+    drawn = [] if forests is None else forests.samples(X, like, table, elapsed_s)
+    return time_left_s(curves, like, drawn, elapsed_s, table.limit_s, levels)
+
+
+def _to_limit(elapsed_s: Floats, table: JobTable) -> Floats:
+    """ln(seconds to the limit), NaN where there is none or it is past."""
+    ahead = table.limit_s - elapsed_s
+    return np.log(np.where(ahead > 0, np.maximum(ahead, 1.0), np.nan))
+
+
+def _with_elapsed(base: Matrix, like: Floats, elapsed_s: Floats, limit_s: Floats) -> Matrix:
+    """Features of the forests: those at the moment, what has elapsed, what is left to the limit, and the like jobs."""
+    spent = np.log(np.maximum(elapsed_s, 1.0))
+    ahead = np.log(np.maximum(limit_s - elapsed_s, 1.0))
+    added = np.stack([spent, ahead, np.log(limit_s) - spent], axis=1)
+    return np.concatenate([base, added.astype(np.float32), like.astype(np.float32)], axis=1)

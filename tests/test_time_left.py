@@ -10,8 +10,9 @@ from features.job_history import JobHistory, JobTable
 from features.job_survivors import LOOKED_AT, survivors
 from features.jobs import feature_matrix
 from models.curves import LEVELS, remaining_s
+from models.forest import ForestSize
 from models.landmarks import ELAPSED_S, Landmark
-from models.time_left import LIKE_SHARE, remaining_frame, time_left_s
+from models.time_left import LIKE_SHARE, LandmarkForests, remaining_frame, time_left_s
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -74,7 +75,7 @@ def test_like_jobs_move_the_distribution_by_their_share_and_never_past_the_limit
     curves = np.log(np.linspace(1_000, 3_000, len(LEVELS)))[None, :].repeat(4, axis=0)
     like = np.log(np.array([[50.0] * 10, [np.nan] * 10, [1e6] * 10, [50.0] * 10]))
     elapsed_s, limit_s = np.array([600.0, 600.0, 600.0, 0.0]), np.array([np.nan, 4_000.0, 4_000.0, np.nan])
-    left = time_left_s(curves, like, elapsed_s, limit_s, (LIKE_SHARE / 2, 0.5, 0.95))
+    left = time_left_s(curves, like, [], elapsed_s, limit_s, (LIKE_SHARE / 2, 0.5, 0.95))
     alone = remaining_s(curves, elapsed_s, limit_s, (LIKE_SHARE / 2, 0.5, 0.95))
     assert left[0, 0] == pytest.approx(50.0)
     assert left[0, 1] < alone[0, 1]
@@ -83,13 +84,49 @@ def test_like_jobs_move_the_distribution_by_their_share_and_never_past_the_limit
     assert (np.diff(left, axis=1) >= 0).all()
 
 
+@pytest.fixture(scope="module")
+def forests():
+    """Jobs of two kinds: short ones of 120 s, and those that, once past them, last for 4,000 s."""
+    jobs = frame(*(job(k, 100 * k, 120 if k % 3 else 4_000, user=f"u{k % 5}") for k in range(900)))
+    history = JobHistory(jobs)
+    return history, LandmarkForests.fit(history, np.arange(900), size=ForestSize(30), seed=1, threads=1)
+
+
+def test_forests_know_that_what_has_lasted_is_of_the_long_kind(forests):
+    history, grown = forests
+    at = Landmark.of(history, np.arange(300, 900), 200.0)
+    like = np.full((at.table.count, 10), np.nan)
+    curves = np.log(np.linspace(110, 500, len(LEVELS)))[None, :].repeat(at.table.count, axis=0)
+    elapsed_s = np.full(at.table.count, 200.0)
+    drawn = grown.samples(at.X, like, at.table, elapsed_s)
+    assert np.median(np.exp(drawn[0])) == pytest.approx(3_800.0)
+    left = time_left_s(curves, like, drawn, elapsed_s, at.table.limit_s, (0.5, 0.8))
+    alone = remaining_s(curves, elapsed_s, at.table.limit_s, (0.5, 0.8))
+    assert (left[:, 1] > 3_700.0).all()
+    assert (alone[:, 1] < 500.0).all()
+
+
+def test_forests_keep_their_bits_through_files_and_say_none_past_a_limit(forests):
+    history, grown = forests
+    again = LandmarkForests.from_arrays(grown.to_arrays("left_"), "left_")
+    at = Landmark.of(history, np.arange(600, 900), 600.0)
+    like, elapsed_s = np.full((at.table.count, 10), np.nan), np.full(at.table.count, 600.0)
+    for one, two in zip(*(f.samples(at.X, like, at.table, elapsed_s) for f in (grown, again)), strict=True):
+        np.testing.assert_array_equal(one, two)
+    past = grown.samples(at.X, like, at.table, np.full(at.table.count, 7_300.0))
+    assert np.isnan(past[1]).all()
+    assert not np.isnan(past[0]).any()
+    assert LandmarkForests.from_arrays({}, "left_") is None
+    assert LandmarkForests.fit(history, np.arange(20), size=ForestSize(5), seed=1, threads=1) is None
+
+
 def test_a_frame_of_running_and_waiting_jobs_has_nulls_for_those_that_wait():
     jobs = frame(*(job(k, 10 * k, 700) for k in range(5)), job(7, 2_000, 0, ended=False), job(8, 9_000, 0, ended=False))
     table, history = JobTable(jobs[-2:]), JobHistory(jobs)
     moment = int((NOON + timedelta(seconds=2_100)).timestamp() * 1e6)
     X = feature_matrix(table, history, np.full(2, moment))
     curves = np.log(np.linspace(1_000, 3_000, len(LEVELS)))[None, :].repeat(2, axis=0)
-    found = remaining_frame(curves, X, table, history, moment)
+    found = remaining_frame(curves, X, table, history, moment, None)
     assert found["q50_s"].is_null().to_list() == [False, True]
     assert found["q05_s"][0] == pytest.approx(600.0)
     assert max(ELAPSED_S) == 3_600.0
