@@ -1,6 +1,6 @@
 """How good the odds of bad ends are once a job has run for a while, beside the rate among those that came as far.
 
-Each landmark judges the jobs that ran longer, with what was known at their submit, as the time left is judged. Here
+Each landmark judges the jobs that ran longer, with what was known at their submit. Here
 belong these columns and figures; not the odds (`models/failure_running.py`).
 """
 
