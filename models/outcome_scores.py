@@ -26,8 +26,8 @@ from models.judging import Judged, duration_losses
 from models.outcomes import FIRST, KINDS, LANDMARKS_S, TASK_OF
 from models.promotion import DRAWS, Interval, mean_interval
 from models.runtime_choice import day_blocks
-from models.start_plans import plan_scores
 from models.scoring import brier, duration_scores, is_covered, log_error
+from models.start_plans import plan_scores
 from models.tasks import make_task
 
 Floats = NDArray[np.float64]
