@@ -1,6 +1,7 @@
 """The house: imports point one way, heavy libraries stay out of the way, every column has a home."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,16 @@ OURS = {*LAYERS, "weatherglass", "tests", "benchmarks"}
 MAY_USE_SIMULATOR = {"weatherglass.py", "pipelines/supervisor.py"}
 
 
+@functools.cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a module's syntax tree, the module itself first."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
 def _imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -89,7 +97,7 @@ def test_no_pickle_and_no_eval():
             continue
         names = {m.split(".")[0] for m in _imports(path)}
         assert not names & {"pickle", "cloudpickle", "dill", "joblib"}, path
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in _nodes(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in {"eval", "exec"}, f"{path}:{node.lineno}"
 
