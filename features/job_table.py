@@ -50,17 +50,31 @@ class JobsError(ValueError):
     """A jobs frame cannot be used; the message names the column and what is needed."""
 
 
-def normalise(jobs: pl.DataFrame) -> pl.DataFrame:
-    """The columns that features need, in order and dtype; absent ones become null.
+def check_columns(jobs: pl.DataFrame) -> None:
+    """See that jobs have what no job is without.
 
     Raises:
-        JobsError: `job_id` or `submit_time` is absent or null somewhere.
+        JobsError: `job_id` or `submit_time` is absent or null somewhere, or a column of times holds something else.
     """
     for name in ("job_id", "submit_time"):
         if name not in jobs.columns:
             raise JobsError(f"jobs have no column {name!r}; columns: {', '.join(jobs.columns)}")
         if jobs[name].null_count():
             raise JobsError(f"{jobs[name].null_count()} of {jobs.height} jobs have no {name}")
+    for name, dtype in _INPUTS.items():
+        if isinstance(dtype, pl.Datetime) and name in jobs.columns:
+            there = jobs.schema[name]
+            if there != pl.Null and not there.is_temporal():
+                raise JobsError(f"{name} holds {there}, not times: make it a timestamp with its time zone")
+
+
+def normalise(jobs: pl.DataFrame) -> pl.DataFrame:
+    """The columns that features need, in order and dtype; absent ones become null.
+
+    Raises:
+        JobsError: `check_columns` refuses them.
+    """
+    check_columns(jobs)
     return jobs.select(
         (pl.col(name) if name in jobs.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in _INPUTS.items()

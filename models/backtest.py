@@ -17,6 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import NEVER, JobHistory, JobTable
+from features.job_table import check_columns
 from models.backtest_report import BacktestReport, Score
 from models.calibration import MIN_ROWS
 from models.failure_landmarks import landmark_scores
@@ -69,10 +70,8 @@ def backtest(
         features.job_history.JobsError: A needed column is absent or null.
     """
     task = make_task(task) if isinstance(task, str) else task
-    jobs = jobs.sort("submit_time", "job_id", maintain_order=True)
-    if task.name == "runtime":  # runs of zero time are neither judged nor shown to anyone
-        jobs = jobs.filter((pl.col("end_time") > pl.col("start_time")) | pl.col("end_time").is_null())
-    history = JobHistory(jobs)
+    check_columns(jobs)
+    history = JobHistory(jobs.sort("submit_time", "job_id", maintain_order=True))
     table = history.table
     released = task.released(table)
     known = np.flatnonzero(released != NEVER)

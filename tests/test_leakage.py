@@ -11,9 +11,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from features.job_history import JobHistory
+from features.job_history import JobHistory, JobTable
+from features.job_outcomes import failure_matrix
 from features.job_queue import wait_features
-from features.jobs import job_features
+from features.job_survivors import survivors
+from features.jobs import feature_matrix, job_features, microseconds
+from models.backtest import backtest
 from models.failure import FailureForecaster
 from models.forest import ForestSize
 from models.live import Champions, forecast_jobs
@@ -56,12 +59,13 @@ def _simulated(jobs=2_500, seed=5):
     )
 
 
+def _recorded(traces, name):
+    return pl.read_parquet(traces / "jobs" / f"{name}.parquet").sort("submit_time", "job_id")
+
+
 @pytest.fixture(scope="module", params=["kth-sp2-1996", "llnl-atlas-2006", "simulated"])
 def jobs(request, traces):
-    if request.param == "simulated":
-        return _simulated()
-    frame = pl.read_parquet(traces / "jobs" / f"{request.param}.parquet").sort("submit_time", "job_id")
-    return frame[4_000:7_000]
+    return _simulated() if request.param == "simulated" else _recorded(traces, request.param)[4_000:7_000]
 
 
 def _scramble(jobs, at, seed):
@@ -100,7 +104,7 @@ def _scramble(jobs, at, seed):
     return out.filter(pl.Series(keep))
 
 
-def _moments(jobs, count=2, seed=9):
+def _moments(jobs, count=1, seed=9):
     """Moments at which something was just submitted, with outcomes on both sides."""
     rows = np.random.default_rng(seed).choice(np.arange(int(0.5 * jobs.height), int(0.9 * jobs.height)), count, False)
     return [jobs["submit_time"][int(row)] for row in rows]
@@ -167,6 +171,100 @@ def test_a_jobs_own_outcome_never_reaches_its_own_features(jobs):
         )
         _same(job_features(other[row], other), whole[0][row])
         _same(wait_features(other[row], other), whole[1][row])
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize("name", ["kth-sp2-1996", "llnl-atlas-2006", "cedar-2021", "microsoft-itp-2021"])
+def test_200_jobs_are_seen_alike_whatever_comes_after_their_submit(name, traces):
+    """All that a forecaster is shown of a job at its submit and at moments of its run: features, bit for bit."""
+    jobs = _recorded(traces, name)
+    if name == "microsoft-itp-2021":
+        jobs = jobs.filter(pl.col("cluster") == "itp-04")
+    jobs = jobs[4_000:6_000]
+    assert jobs.height > 500
+    history = JobHistory(jobs)
+    generator = np.random.default_rng(3)
+    moved = 0
+    for row in generator.choice(np.arange(jobs.height // 4, jobs.height), 200, replace=False):
+        submit, start = jobs["submit_time"][int(row)], jobs["start_time"][int(row)]
+        moments = [submit]
+        if start is not None and row % 4 == 0:
+            moments.append(start + timedelta(seconds=600))
+        for at in moments:
+            if at > submit and not (jobs["end_time"][int(row)] or at) > at:
+                continue
+            other = _scramble(jobs, at, seed=int(row))
+            moved += other.height != jobs.height or not other["end_time"].equals(jobs["end_time"])
+            scrambled, own = JobHistory(other), jobs[int(row)]
+            own_other = other.filter(pl.col("job_id") == own["job_id"][0])
+            _same(job_features(own, history, at), job_features(own_other, scrambled, at))
+            _same(wait_features(own, history, at), wait_features(own_other, scrambled, at))
+            table, moment = JobTable(own), microseconds(at)
+            X = feature_matrix(table, history, np.array([moment]))
+            for matrix, of in ((failure_matrix, X), (survivors, None)):
+                told = []
+                for frame, past in ((own, history), (own_other, scrambled)):
+                    asked = JobTable(frame)
+                    if of is None:
+                        told.append(matrix(asked, past, np.array([moment]), np.array([600.0]), X).tobytes())
+                    else:
+                        told.append(matrix(asked, past, np.array([moment]), of).tobytes())
+                assert told[0] == told[1]
+    assert moved > 150
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize("name", ["kth-sp2-1996", "llnl-atlas-2006", "cedar-2021"])
+def test_a_backtest_says_the_same_of_what_came_before_a_moment_whatever_came_after(name, traces):
+    """Whole backtests: fits, released labels, choices, and who is in the history at all."""
+    jobs = _recorded(traces, name).filter(pl.col("end_time").is_not_null())
+    jobs = jobs[::20] if name == "cedar-2021" else jobs[4_000:5_600]  # cedar's newest thousand are of some hours
+    at = jobs["submit_time"][int(0.9 * jobs.height)]
+    generator = np.random.default_rng(1)
+    later = (pl.col("end_time") > at) & (pl.col("end_time") > pl.col("start_time"))
+    # Every job keeps an outcome of some kind, so that the same jobs are judged.
+    factor = pl.Series(generator.uniform(1.1, 3.0, jobs.height))
+    seconds = (pl.col("end_time") - pl.max_horizontal("start_time", pl.lit(at))).dt.total_microseconds() * factor
+    end = pl.max_horizontal("start_time", pl.lit(at)) + pl.duration(microseconds=seconds.cast(pl.Int64) + 1)
+    ended = ["COMPLETED", "FAILED"]
+    drawn = pl.Series(generator.choice(ended, jobs.height))
+    other = jobs.with_columns(
+        end_time=pl.when(later).then(end).otherwise("end_time"),
+        state=pl.when(later & pl.col("state").is_in(ended)).then(drawn).otherwise("state"),
+    )  # fmt: skip
+    # And jobs that wait at the moment: here they run some day, there they are cancelled before they ever do.
+    waiting = jobs.filter(pl.col("submit_time") < at).tail(150).with_columns(
+        job_id=pl.format("w{}", "job_id"), start_time=pl.lit(None, jobs.schema["start_time"]), state=pl.lit("PENDING"),
+        end_time=pl.lit(None, jobs.schema["end_time"]),
+    )  # fmt: skip
+    gone = pl.lit(jobs["end_time"].max() + timedelta(days=9))
+    cancelled = waiting.with_columns(end_time=gone, state=pl.lit("CANCELLED"))
+    assert (jobs["end_time"] != other["end_time"]).sum() > 20
+    for task in (RuntimeTask(SMALL), RuntimeTask(SMALL, is_remaining=True), FailureTask(ROUNDS)):
+        said = [
+            backtest(task, pl.concat([frame, more]), refit_days=30, draws=1).predictions
+            for frame, more in ((jobs, waiting), (other, cancelled))
+        ]
+        starts = jobs.select("job_id", "submit_time", "start_time")
+        said = [frame.join(starts, on=["job_id", "submit_time"], how="left") for frame in said]
+        moment = pl.col("submit_time")  # of what is said: some is said of running jobs
+        if "elapsed_s" in said[0].columns:
+            moment = pl.col("start_time") + pl.duration(seconds=pl.col("elapsed_s"))
+        elif task.name == "job_failure":
+            moment = pl.col("start_time") + pl.duration(seconds=3600)
+        both = _both([frame.filter(moment < at) for frame in said])
+        assert both[0].height > 100
+        _same(*both)
+
+
+def _both(frames):
+    """What both say of the jobs that both judge, in one order."""
+    keys = ["job_id", "submit_time", *(name for name in ("elapsed_s",) if name in frames[0].columns)]
+    one, two = (frame.sort(keys) for frame in frames)
+    return tuple(
+        mine.join(theirs.select(keys), on=keys, how="semi", maintain_order="left").drop(keys)
+        for mine, theirs in ((one, two), (two, one))
+    )
 
 
 @pytest.mark.traces
