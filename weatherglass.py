@@ -267,9 +267,13 @@ def retrain(cluster: str | None, tasks: tuple[str, ...]) -> None:
 @click.argument("kind", type=click.Choice(BACKTESTS))
 @click.option("--jobs", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Jobs file.")
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the outcome.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of every random choice.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31), default=1, show_default=True, help="Seed of every random choice."
+)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of a fit.")
-@click.option("--refit-days", type=click.FloatRange(0.1), default=7.0, show_default=True, help="Days between fits.")
+@click.option(
+    "--refit-days", type=click.FloatRange(0.1, 3_650), default=7.0, show_default=True, help="Days between fits."
+)
 def backtest(kind: str, jobs: Path, out: Path, seed: int, threads: int, refit_days: float) -> None:
     """Backtest forecasts on recorded jobs.
 

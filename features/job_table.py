@@ -75,6 +75,13 @@ def normalise(jobs: pl.DataFrame) -> pl.DataFrame:
         JobsError: `check_columns` refuses them.
     """
     check_columns(jobs)
+    for name, dtype in _INPUTS.items():
+        if name in jobs.columns and jobs.schema[name] != dtype:
+            try:
+                jobs[name].cast(dtype)
+            except pl.exceptions.PolarsError as error:
+                reason = str(error).splitlines()[0]
+                raise JobsError(f"{name} holds {jobs.schema[name]} that is no {dtype}: {reason}") from None
     return jobs.select(
         (pl.col(name) if name in jobs.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in _INPUTS.items()

@@ -23,7 +23,7 @@ from features.job_history import NEVER, JobHistory, JobTable
 from features.job_outcomes import FAILURE_FEATURES, failure_matrix
 from features.jobs import FEATURES, RECENT, microseconds, moments_of
 from models.arrays import pack_arrays, unpack_arrays
-from models.boosting import grow_odds, mean_odds
+from models.boosting import booster_of, grow_odds, mean_odds
 from models.calibration import MIN_ROWS, Isotonic
 from models.failure_kinds import KIND_COLUMNS, KindShares, kind_of, mixed_shares
 from models.failure_running import RunningOdds
@@ -201,9 +201,13 @@ class FailureForecaster:
 
         Raises:
             ValueError: It was trained on other features than this version computes.
+            lightgbm.basic.LightGBMError: A text is no model.
         """
         described = json.loads(files["job_failure.json"])
         check_features(described["features"], FAILURE_FEATURES)
+        for name in files:
+            if name.endswith(".txt"):
+                booster_of(files[name].decode())  # what cannot be parsed is found here, not at the first forecast
         texts = tuple(files[name].decode() for name in _MODEL_FILES if name in files)
         arrays = unpack_arrays(files["job_failure.npz"], "map_raw", "map_calibrated", "kind_shares")
         told = files[_KINDS_FILE].decode() if _KINDS_FILE in files else None

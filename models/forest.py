@@ -101,7 +101,7 @@ class Forest:
 
     def draw(self, X: Matrix) -> Matrix:
         """Samples of the target's distribution for each row, shape (n, trees × samples per leaf), unordered."""
-        return self.samples[self.leaves(X)].reshape(len(X), -1)
+        return self.samples[self.leaves(X)].reshape(len(X), len(self.roots) * self.samples.shape[1])
 
     def leaves(self, X: Matrix) -> NDArray[np.int32]:
         """Number of the leaf, a row of `samples`, that each row falls into in each tree; shape (n, trees)."""

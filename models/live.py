@@ -78,11 +78,11 @@ class Champions:
     def _load(self, task: str) -> tuple[str, Any]:
         assert self.registry is not None
         try:
-            loaded = self.registry.load(task, fallback=True)
+            loaded = self.registry.load(task, fallback=True, read=_TASKS[task])
             if loaded.fallback_reason:
                 _log.error("%s: %s serves in place of the champion: %s", task, loaded.version, loaded.fallback_reason)
-            return loaded.version, _TASKS[task](loaded.files)
-        except (RegistryError, ValueError) as error:
+            return loaded.version, loaded.model
+        except RegistryError as error:
             _log.error("%s: baseline serves, no champion can be used: %s", task, error)
             return "", None
 

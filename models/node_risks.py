@@ -16,7 +16,7 @@ import polars as pl
 from features import xids
 from features.cleaning_counters import counter_deltas
 from models.fault_history import DAY_S, HOUR_S, FaultHistory
-from models.node_failure import CLIMATOLOGY_VERSION, HORIZONS_S, NodeFailureForecaster, NodeModelError, baseline
+from models.node_failure import CLIMATOLOGY_VERSION, HORIZONS_S, NodeFailureForecaster, baseline
 from models.registry import Registry, RegistryError
 
 _log = logging.getLogger(__name__)
@@ -79,13 +79,14 @@ def _champion(registry: Registry | None) -> NodeFailureForecaster | None:
     try:
         if registry.champion(TASK) is None:
             return None
-        loaded = registry.load(TASK, fallback=True)
+        loaded = registry.load(TASK, fallback=True, read=NodeFailureForecaster.from_files)
         if loaded.fallback_reason:
             _log.error("%s: %s serves in place of the champion: %s", TASK, loaded.version, loaded.fallback_reason)
-        return NodeFailureForecaster.from_files(loaded.files, loaded.version)
-    except (RegistryError, NodeModelError) as error:
+    except RegistryError as error:
         _log.error("%s: climatology serves, no champion can be used: %s", TASK, error)
         return None
+    loaded.model.version = loaded.version
+    return loaded.model
 
 
 def fault_reasons(history: FaultHistory, node: int, at_s: float) -> list[str]:

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -61,12 +61,14 @@ class Loaded:
         files: File name to bytes. Training tables (`.parquet`) only when asked for.
         card: What is known about the version: task, features, snapshot, span, metrics, hashes, …
         fallback_reason: Why this is not the champion that was asked for; empty when it is.
+        model: What `read` made of the files; None where nobody asked.
     """
 
     version: str
     files: Mapping[str, bytes]
     card: dict[str, Any]
     fallback_reason: str = ""
+    model: Any = None
 
 
 def code_revision(repository: Path | None = None) -> str | None:
@@ -263,8 +265,9 @@ class Registry:
         return version
 
     def load(
-        self, task: str, version: str | None = None, *, fallback: bool = False, with_tables: bool = False
-    ) -> Loaded:
+        self, task: str, version: str | None = None, *, fallback: bool = False, with_tables: bool = False,
+        read: Callable[[Mapping[str, bytes]], Any] | None = None,
+    ) -> Loaded:  # fmt: skip
         """Read a version and check its hashes.
 
         Args:
@@ -272,25 +275,26 @@ class Registry:
             version: Name of the version; None for the champion.
             fallback: When the champion is damaged, give the newest sound champion before it and say why.
             with_tables: Also read and check the training table (of others only the size is checked).
+            read: Makes a model of the files; files that it cannot read (of another release) count as damaged.
 
         Raises:
-            RegistryError: Missing, truncated or altered; the message names the file. With `fallback`, only when no
-                earlier champion is sound either.
+            RegistryError: Missing, truncated, altered or not to be read; the message names the file or the version.
+                With `fallback`, only when no earlier champion is sound either.
         """
         try:
             name = version or self.champion(task)
             if name is None:
                 raise RegistryError(f"{task}: no champion; {self._offer(task)}")
-            return self._read(task, name, with_tables)
+            return self._read(task, name, with_tables, read)
         except RegistryError as error:
             if not fallback or version is not None:
                 raise
             for earlier in self._earlier(task, self._present(task), include_present=True):
                 try:
-                    found = self._read(task, earlier, with_tables)
+                    found = self._read(task, earlier, with_tables, read)
                 except RegistryError:
                     continue
-                return Loaded(found.version, found.files, found.card, str(error))
+                return Loaded(found.version, found.files, found.card, str(error), found.model)
             raise
 
     def versions(self, task: str) -> list[dict[str, Any]]:
@@ -411,7 +415,9 @@ class Registry:
             raise RegistryError(f"{path}: not JSON") from None
         return card
 
-    def _read(self, task: str, version: str, with_tables: bool) -> Loaded:
+    def _read(
+        self, task: str, version: str, with_tables: bool, read: Callable[[Mapping[str, bytes]], Any] | None = None
+    ) -> Loaded:
         card = self._card(task, version)
         files: dict[str, bytes] = {}
         for name, facts in card["files"].items():
@@ -429,7 +435,15 @@ class Registry:
             if hashlib.sha256(data).hexdigest() != facts["sha256"]:
                 raise RegistryError(f"{path}: altered since it was saved (hash differs)")
             files[name] = data
-        return Loaded(version, files, card)
+        if read is None:
+            return Loaded(version, files, card)
+        try:
+            return Loaded(version, files, card, model=read(files))
+        except Exception as error:  # whatever a parser makes of files that another release wrote
+            raise RegistryError(
+                f"{task} {version}: its files cannot be read by this release ({type(error).__name__}: {error}); "
+                f"`weatherglass models rollback {task}` or `weatherglass retrain --task {task}` helps"
+            ) from error
 
     def _point(self, task: str, version: str | None, action: str, reason: str, actor: str, at: datetime | None) -> None:
         folder = self._task(task)

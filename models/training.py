@@ -271,10 +271,10 @@ def _champion(
     is judged as it is, which favours it.
     """
     try:
-        loaded = registry.load(task.name, fallback=True)
-        champion = task.from_files(loaded.files)
-    except (RegistryError, ValueError):
+        loaded = registry.load(task.name, fallback=True, read=task.from_files)
+    except RegistryError:
         return "", None, False
+    champion = loaded.model
     is_same = loaded.card.get("configuration") == configuration_id(task)
     trained = microseconds(datetime.fromisoformat(loaded.card["trained_at"]))
     if trained <= cut or not is_same:

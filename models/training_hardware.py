@@ -24,7 +24,7 @@ from features.thresholds import ThresholdBook
 from features.vocabulary import conform, schema
 from features.windows import FEATURES, FeatureBlock
 from models import bottleneck, node_failure
-from models.bottleneck import HazardForecaster, ModelFileError
+from models.bottleneck import HazardForecaster
 from models.bottleneck_judgement import judge
 from models.fault_history import DAY_S, FaultHistory
 from models.node_failure import BASELINES, HORIZONS_S, NodeFailureForecaster, NodeModelError, baseline
@@ -137,10 +137,11 @@ def _bottleneck_champion(registry: Registry) -> tuple[str, HazardForecaster, flo
     try:
         if registry.champion("bottleneck") is None:
             return None
-        loaded = registry.load("bottleneck", fallback=True)
-        model = HazardForecaster.from_files(loaded.files, loaded.version)
-    except (RegistryError, ModelFileError):
+        loaded = registry.load("bottleneck", fallback=True, read=HazardForecaster.from_files)
+    except RegistryError:
         return None
+    model = loaded.model
+    model.version = loaded.version
     is_same = loaded.card.get("configuration") == _digest(bottleneck.configuration())
     return loaded.version, model, datetime.fromisoformat(loaded.card["trained_at"]).timestamp(), is_same
 
@@ -286,10 +287,11 @@ def _node_champion(registry: Registry) -> tuple[str, NodeFailureForecaster, floa
     try:
         if registry.champion("node_failure") is None:
             return None
-        loaded = registry.load("node_failure", fallback=True)
-        model = NodeFailureForecaster.from_files(loaded.files, loaded.version)
-    except (RegistryError, NodeModelError):
+        loaded = registry.load("node_failure", fallback=True, read=NodeFailureForecaster.from_files)
+    except RegistryError:
         return None
+    model = loaded.model
+    model.version = loaded.version
     is_same = loaded.card.get("configuration") == _digest(node_failure.configuration())
     return loaded.version, model, datetime.fromisoformat(loaded.card["trained_at"]).timestamp(), is_same
 

@@ -7,7 +7,11 @@ Here belong reading the file and writing what comes out; not the protocol (`mode
 from __future__ import annotations
 
 import json
+import math
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -68,7 +72,10 @@ def run_backtest(
     """
     from dashboards.backtest_page import backtest_page
 
+    if not math.isfinite(refit_days):
+        raise BacktestError(f"--refit-days {refit_days:g}: give a number of days, as 7")
     task, jobs = task_of(kind), read_jobs_file(path)
+    _make_folder(out)  # before an hour of fits is made for nothing
     with Progress(f"backtest {kind}", "jobs", part="job") as progress:
         progress.stage(f"features of {jobs.height:,} jobs, then a fit for each {refit_days:g} days")
         judged = 0
@@ -79,21 +86,47 @@ def run_backtest(
             judged = done
 
         report = backtest(task, jobs, refit_days=refit_days, seed=seed, threads=threads, progress=show)
-    out.mkdir(parents=True, exist_ok=True)
-    written = {
-        REPORT: json.dumps({**report.to_json(), "task": kind, "jobs_file": path.name, "seed": seed}, indent=1).encode(),
-        PAGE: backtest_page(report, path.stem).encode(),
-    }
-    for name, data in written.items():
-        _replace(out / name, data)
-    report.predictions.write_parquet(out / f"{PREDICTIONS}.part")
-    (out / f"{PREDICTIONS}.part").replace(out / PREDICTIONS)
+    facts = {**report.to_json(), "task": kind, "jobs_file": path.name, "seed": seed}
+    _write(
+        out,
+        {
+            PREDICTIONS: report.predictions.write_parquet,
+            PAGE: lambda part: part.write_text(backtest_page(report, path.stem), encoding="utf-8"),
+            REPORT: lambda part: part.write_text(json.dumps(facts, indent=1), encoding="utf-8"),
+        },
+    )
     print(report.text())
     print(f"{report.predictions.height:,} predictions, figures and page in {out}: {PREDICTIONS}, {REPORT}, {PAGE}")
     return report
 
 
-def _replace(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(data)
-    part.replace(path)
+def _make_folder(out: Path) -> None:
+    """Make the folder of the outcome and see that it can be written.
+
+    Raises:
+        BacktestError: It cannot.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise BacktestError(f"--out {out} cannot be written: {error.strerror or error}") from None
+
+
+def _write(out: Path, files: dict[str, Callable[[Path], Any]]) -> None:
+    """Write files of one outcome together: either all of them take the place of the earlier ones, or none does.
+
+    Raises:
+        BacktestError: The disk refused; earlier outcomes stand as they were.
+    """
+    parts = {name: out / f".{name}.part" for name in files}
+    try:
+        for name, write in files.items():
+            write(parts[name])
+    except OSError as error:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+        raise BacktestError(f"nothing was written to {out}: {error.strerror or error}") from None
+    for name, part in parts.items():
+        part.replace(out / name)

@@ -341,11 +341,12 @@ class Nowcast:
             else:
                 from models.bottleneck import HazardForecaster
 
-                loaded = self.registry.load(TASK, champion)
-                self.forecaster = HazardForecaster.from_files(loaded.files, version=loaded.version)
+                loaded = self.registry.load(TASK, champion, read=HazardForecaster.from_files)
+                self.forecaster = loaded.model
+                self.forecaster.version = loaded.version
             self._champion = champion
             self.problems.pop("registry", None)
-        except (RegistryError, OSError, ValueError, KeyError, ImportError) as error:
+        except (RegistryError, OSError, ImportError) as error:
             self.problems["registry"] = str(error)
 
     def _resume(self) -> None:

@@ -1,7 +1,7 @@
 """Backtests: baselines that equal the published ones, a model that beats them, and reports that say what they are."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from features.job_history import JobHistory
+from features.job_table import JobsError
 from features.jobs import job_features
 from features.vocabulary import QUANTILE_COLUMNS, TABLES
 from models.backtest import BacktestError, backtest
@@ -178,3 +179,52 @@ def test_files_that_are_no_jobs_of_one_cluster_are_refused(tmp_path):
     with pytest.raises(BacktestError, match="no backtest 'walltime'; there are: runtime, remaining, wait, failure"):
         run_backtest("walltime", rubbish, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def _spread(count, hours):
+    """Jobs of one user, each alone on the machine, run and limit of ten and twenty minutes."""
+    start = pl.Series([NOW]).cast(pl.Datetime("us", "UTC"))[0]
+    submit = [start + timedelta(hours=hours * i) for i in range(count)]
+    run = [timedelta(seconds=20 + i % 25) for i in range(count)]
+    return pl.DataFrame({
+        "job_id": [str(i) for i in range(count)], "user": ["u"] * count, "cpus": [1] * count,
+        "time_limit_s": [1200] * count, "state": ["COMPLETED"] * count, "submit_time": submit, "start_time": submit,
+        "end_time": [at + length for at, length in zip(submit, run, strict=True)],
+    }).cast({name: pl.Datetime("us", "UTC") for name in ("submit_time", "start_time", "end_time")})  # fmt: skip
+
+
+@pytest.mark.parametrize("is_remaining", [False, True])
+def test_a_span_in_which_no_job_lasts_to_a_landmark(is_remaining):
+    report = backtest(RuntimeTask(SMALL, is_remaining=is_remaining), _spread(400, 2.0), refit_days=4, draws=2)
+    assert report.jobs == 119
+    assert report.predictions.height == (0 if is_remaining else report.jobs)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda jobs: jobs.drop("submit_time"), "no column 'submit_time'"),
+        (lambda jobs: jobs.drop("job_id"), "no column 'job_id'"),
+        (lambda jobs: jobs.with_columns(pl.col("end_time").dt.epoch("s")), "end_time holds Int64, not times"),
+        (lambda jobs: jobs.with_columns(pl.col("start_time").cast(pl.String)), "start_time holds String, not times"),
+        (lambda jobs: jobs.with_columns(time_limit_s=pl.lit("1-00:00:00")), "time_limit_s"),
+        (lambda jobs: jobs.with_columns(nodes=pl.lit(2**40)), "nodes"),
+    ],
+)
+def test_a_wrong_jobs_file_is_refused_in_words(change, words, tmp_path):
+    path = tmp_path / "jobs.parquet"
+    change(_spread(300, 1.0)).write_parquet(path)
+    for kind in ("runtime", "wait", "failure"):
+        with pytest.raises((JobsError, BacktestError), match=words):
+            run_backtest(kind, path, tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_work(tmp_path, monkeypatch):
+    path, there = tmp_path / "jobs.parquet", tmp_path / "file"
+    _spread(300, 1.0).write_parquet(path)
+    there.write_text("mine")
+    monkeypatch.setattr("pipelines.backtesting.backtest", lambda *_, **__: pytest.fail("work was done"))
+    with pytest.raises(BacktestError, match=r"--out .*file/out cannot be written"):
+        run_backtest("runtime", path, there / "out")
+    with pytest.raises(BacktestError, match="--refit-days nan"):
+        run_backtest("runtime", path, tmp_path / "out", refit_days=float("nan"))

@@ -1,5 +1,6 @@
 """Nightly training: what is earned is promoted, what is not is kept and says why, and all of it can be done again."""
 
+import json
 import logging
 from datetime import timedelta
 
@@ -182,6 +183,42 @@ def test_champions_speak_and_a_damaged_one_gives_way(kth, at, tmp_path, caplog):
     assert champions.get("runtime")[0] == earlier, "a new pointer is noticed"
     registry.withdraw("runtime", "test")
     assert forecast_jobs(champions, jobs, live, at)["model_version"].str.starts_with("baseline:").any()
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize("task", [TASK, WaitTask(SMALL), FailureTask(20)], ids=["runtime", "wait", "job_failure"])
+def test_a_champion_of_another_release_gives_way_wherever_it_is_read(task, kth, at, tmp_path, caplog):
+    """Hashes are sound, but this release cannot read the files: whatever the parser makes of them."""
+    fitted = task.fit(JobHistory(kth), microseconds(at), None, seed=1, threads=1, max_labels=2_000)
+    files = fitted.to_files()
+    card = next(name for name in files if name.endswith(".json"))
+    facts = json.loads(files[card])
+    broken = [{name: value for name, value in facts.items() if name != key} for key in facts]
+    others = [{name: data for name, data in files.items() if name != gone} for gone in files]
+    others += [files | {card: b"[]"}, files | {card: b"not json"}]
+    others += [files | {name: b"tree"} for name in files if name.endswith(".txt")]
+    jobs = _live(kth, at)
+    pending = jobs.filter(pl.col("state") == "PENDING").head(3)
+    history = JobHistory(jobs)
+    refused = 0
+    for number, wrong in enumerate([*({**files, card: json.dumps(some).encode()} for some in broken), *others]):
+        registry = Registry(tmp_path / str(number))
+        sound = registry.save(task.name, files, {"trained_at": at - timedelta(days=1)})
+        registry.promote(task.name, sound, "for the test")
+        other = registry.save(task.name, wrong, {"trained_at": at})
+        registry.promote(task.name, other, "for the test")
+        caplog.clear()
+        with caplog.at_level(logging.ERROR):
+            version, model = Champions(registry).get(task.name)
+        assert model is not None
+        if version == sound:
+            refused += 1
+            assert other in caplog.text
+            assert "cannot be read by this release" in caplog.text
+            assert registry.load(task.name, fallback=True, read=task.from_files).version == sound
+        else:  # a key that a reader can do without
+            forecast_jobs(Champions(registry), pending, history, at)
+    assert refused > len(broken) / 2
 
 
 def test_merging_takes_the_newer_state(kth, at):
