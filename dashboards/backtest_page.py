@@ -29,7 +29,12 @@ def backtest_page(report: BacktestReport, title: str) -> str:
     charts = []
     for figure in figures:
         if figure is not None:
-            charts.append(figure.to_html(full_html=False, include_plotlyjs=not charts, config={"displaylogo": False}))
+            charts.append(
+                figure.to_html(
+                    full_html=False, include_plotlyjs=not charts, config={"displaylogo": False},
+                    div_id=f"chart-{len(charts)}",  # a drawn one would make each page another
+                )
+            )  # fmt: skip
     heading = f"{report.task} on {title}"
     span = f"{report.start:%Y-%m-%d}–{report.end:%Y-%m-%d}"
     return f"""<!doctype html>

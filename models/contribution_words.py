@@ -67,6 +67,9 @@ def in_words(contributions: Contributions, X: NDArray[Any], users: Sequence[str 
     out = []
     for i, groups in enumerate(order):
         facts, user, mine = Facts(columns, i), plain[users[i]], parts[i]
+        if math.isnan(facts["all_median"]):  # what is usual here is not known, and so is what differs from it
+            out.append(("no run has ended here yet",))
+            continue
         told = [_headline(moved[i], usual_s[i])]
         for group in groups:
             if abs(mine[group]) >= _LEAST:

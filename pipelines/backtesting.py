@@ -45,13 +45,32 @@ def read_jobs_file(path: Path) -> pl.DataFrame:
         BacktestError: The file cannot be read, holds no jobs, or those of more than one cluster.
     """
     try:
-        jobs = pl.read_csv(path, try_parse_dates=True) if path.suffix == ".csv" else pl.read_parquet(path)
+        jobs = _read_csv(path) if path.suffix.lower() == ".csv" else pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise BacktestError(f"{path} cannot be read as a jobs file: {error}") from None
+        reason = str(error).splitlines()[0]
+        raise BacktestError(f"{path} cannot be read as a jobs file (Parquet or .csv): {reason}") from None
     if "cluster" in jobs.columns and jobs["cluster"].n_unique() > 1:
-        names = ", ".join(map(str, sorted(jobs["cluster"].unique().drop_nulls())[:5]))
-        raise BacktestError(f"{path} holds jobs of several clusters ({names}): give one cluster's at a time")
+        names = sorted(jobs["cluster"].drop_nulls().unique().cast(pl.String))
+        nameless = jobs["cluster"].null_count()
+        said = ", ".join(names[:5]) + (f" and {nameless:,} jobs of none" if nameless else "")
+        raise BacktestError(f"{path} holds jobs of several clusters ({said}): give one cluster's at a time")
+    key = ["job_id", "submit_time"]
+    if set(key) <= set(jobs.columns):
+        once = jobs.unique(key, keep="last", maintain_order=True)
+        if once.height < jobs.height:
+            print(f"{jobs.height - once.height:,} rows are of jobs that come again: the last row of each counts")
+        jobs = once
     return jobs
+
+
+def _read_csv(path: Path) -> pl.DataFrame:
+    """A table of jobs as text: ids and names stay text, whatever the first rows look like."""
+    texts = ("job_id", "user", "account", "queue", "name", "state", "cluster")
+    head = pl.read_csv(path, n_rows=0)
+    return pl.read_csv(
+        path, try_parse_dates=True, infer_schema_length=None, null_values=["", "Unknown", "None", "UNLIMITED"],
+        schema_overrides={name: pl.String for name in texts if name in head.columns},
+    )  # fmt: skip
 
 
 def run_backtest(

@@ -102,6 +102,8 @@ def decode_progress(body: bytes, now: datetime) -> ProgressRequest:
             raise _bad(
                 f"{name}.ts", row.ts.isoformat(), f"{_FIRST_YEAR} to {last:%Y-%m-%d %H:%M} UTC, five minutes ahead"
             )
+        if row.step is not None and row.max_steps is not None and row.max_steps < row.step:
+            raise _bad(f"{name}.max_steps", str(row.max_steps), f"at least step, {row.step}")
         if all(getattr(row, column) is None for column in PROGRESS_QUANTITIES):
             said = f"at least one of {', '.join(PROGRESS_QUANTITIES)}"
             raise _bad(name, "nothing", said, list(PROGRESS_QUANTITIES))

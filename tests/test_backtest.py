@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from dashboards.backtest_page import backtest_page
 from features.job_history import JobHistory
 from features.job_table import JobsError
 from features.jobs import job_features
@@ -18,7 +19,7 @@ from models.forest import ForestSize
 from models.recency import baseline_log
 from models.scoring import log_error
 from models.tasks import FailureTask, RuntimeTask, WaitTask, make_task
-from pipelines.backtesting import run_backtest
+from pipelines.backtesting import read_jobs_file, run_backtest
 from weatherglass import cli
 
 SMALL = ForestSize(trees=12)
@@ -228,3 +229,32 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_work(tmp_path, monk
         run_backtest("runtime", path, there / "out")
     with pytest.raises(BacktestError, match="--refit-days nan"):
         run_backtest("runtime", path, tmp_path / "out", refit_days=float("nan"))
+
+
+def test_tables_as_people_keep_them(tmp_path, capsys):
+    jobs = _spread(300, 1.0).with_columns(
+        job_id=pl.when(pl.int_range(300) < 290).then("job_id").otherwise(pl.format("{}_3", "job_id")),
+        end_time=pl.when(pl.int_range(300) < 299).then(pl.col("end_time").dt.strftime("%Y-%m-%dT%H:%M:%S+00:00"))
+        .otherwise(pl.lit("Unknown")),
+        time_limit_s=pl.when(pl.int_range(300) == 295).then(pl.lit("UNLIMITED"))
+        .otherwise(pl.col("time_limit_s").cast(pl.String)),
+    )  # fmt: skip
+    path = tmp_path / "jobs.CSV"
+    pl.concat([jobs, jobs.tail(100)]).write_csv(path)
+    read = read_jobs_file(path)
+    assert "100 rows are of jobs that come again" in capsys.readouterr().out
+    assert read.height == 300
+    assert read["job_id"].dtype == pl.String
+    assert (read["end_time"].null_count(), read["time_limit_s"].null_count()) == (1, 1)
+    assert JobHistory(read).table.has_run.sum() == 299
+    path = tmp_path / "jobs.parquet"
+    jobs.with_columns(cluster=pl.when(pl.int_range(300) < 5).then(pl.lit(None)).otherwise(pl.lit("c"))).write_parquet(
+        path
+    )
+    with pytest.raises(BacktestError, match=r"several clusters \(c and 5 jobs of none\)"):
+        read_jobs_file(path)
+
+
+def test_the_same_seed_makes_the_same_page(tmp_path):
+    report = backtest(RuntimeTask(SMALL), _spread(300, 1.0), refit_days=9, draws=2)
+    assert backtest_page(report, "jobs") == backtest_page(report, "jobs")

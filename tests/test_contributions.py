@@ -231,6 +231,8 @@ def test_each_group_says_what_was_known():
     assert said("request", 1.05) == ("about as long as usual here (10 min)",)
     unknown = np.full((1, len(FEATURES)), np.nan)
     unknown[0, [FEATURES.index(name) for name in ("chain_bad_run", "asked_hour", "asked_weekday")]] = 0.0
+    assert said("request", 3.0, unknown, None) == ("no run has ended here yet",)
+    unknown[0, FEATURES.index("all_median")] = np.log(600.0)
     for group in GROUPS:
         [_, text] = said(group, 3.0, unknown, None)
         assert "nan" not in text

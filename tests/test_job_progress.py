@@ -88,6 +88,7 @@ def test_a_row_without_a_time_is_of_now(tmp_path: Path, store: Store) -> None:
         (ROW | {"step": 1.5}, 422, ["step", "int"]),
         (ROW | {"step_time_s": 90_000}, 422, ["step_time_s", "86400"]),
         (ROW | {"max_steps": 0}, 422, ["max_steps", ">= 1"]),
+        (ROW | {"max_steps": 9}, 400, ["rows[0].max_steps", "at least step, 10"]),
         (ROW | {"rank": -1}, 422, ["rank", ">= 0"]),
         (ROW | {"ts": "2026-03-14T03:00:00"}, 422, ["ts", "timezone"]),
         (ROW | {"ts": "1999-03-14T03:00:00Z"}, 400, ["rows[0].ts", "1999", "2000"]),

@@ -3,7 +3,7 @@
 import os
 import random
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import polars as pl
@@ -197,6 +197,23 @@ def test_forecasts_on_request_keep_what_they_know_and_take_in_what_is_new(store,
     assert known.history.table.count == 61
     assert after.q50_s == pytest.approx(300, rel=0.01)
     assert first.q50_s != pytest.approx(300, rel=0.2)
+
+
+def test_what_was_made_up_to_warm_up_is_in_nobodys_forecast(store, settings, monkeypatch):
+    ingest_jobs(store, Queue(*many_jobs(60, START + timedelta(hours=4))), "alpha", START)
+    monkeypatch.setattr(adapters, "_HISTORY_DAYS", 36_500.0)
+    cold, warm = adapters.RuntimeForecasts(settings), adapters.RuntimeForecasts(settings)
+    warm.prepare(["alpha"])
+    later = datetime.now(UTC) + timedelta(minutes=64)
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return later
+
+    monkeypatch.setattr(adapters, "datetime", Later)
+    asked = [{"user": "u1", "nodes": 1, "gpus": 4, "time_limit_s": 7200}]
+    assert warm("alpha", asked) == cold("alpha", asked)
 
 
 def test_every_live_job_is_forecast_published_and_kept(store, settings):
