@@ -212,7 +212,7 @@ def test_what_was_made_up_to_warm_up_is_in_nobodys_forecast(store, settings, mon
             return later
 
     monkeypatch.setattr(adapters, "datetime", Later)
-    asked = [{"user": "u1", "nodes": 1, "gpus": 4, "time_limit_s": 7200}]
+    asked = [{"user": "u1", "nodes": 1, "gpus": 4, "time_limit_s": 7200, "submit_time": later}]
     assert warm("alpha", asked) == cold("alpha", asked)
 
 
