@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ import pytest
 from tests import services, workers
 
 _ROOT = Path(__file__).resolve().parent.parent
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts what runs behind it so, and children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _traces_folder() -> Path:

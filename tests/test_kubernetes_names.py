@@ -214,7 +214,10 @@ def test_pages_and_remote_write_tell_jobs_of_pods_too(tmp_path: Path) -> None:
             assert any("pods of Kubernetes" in text for text in scraped.latest().warnings), (
                 "pages are read all the same"
             )
-            assert scraped.latest().gpu["job_id"].to_list().count("ml/train") == 1, "by what was known before"
+            wait_until(
+                lambda: scraped.latest().gpu["job_id"].to_list().count("ml/train") == 1, 30, 0.2,
+                what="a page read by what was known before",
+            )  # fmt: skip
             with pytest.raises(SourceError):
                 scraped.fetch(begin, datetime.now(UTC))
         finally:
