@@ -21,7 +21,8 @@ VERSION = "0.1.0"
 TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")  # here too, so that `--help` stays quick
 
 
-BACKTESTS = ("runtime", "remaining", "wait", "failure")
+JOB_BACKTESTS = ("runtime", "remaining", "wait", "failure")
+BACKTESTS = (*JOB_BACKTESTS, "bottleneck", "level", "faults")
 IMPORTS = ("sacct", "swf", "exposition", "prometheus-json", "jobs", "telemetry")
 
 
@@ -258,32 +259,93 @@ def retrain(cluster: str | None, tasks: tuple[str, ...]) -> None:
     retrain_once(_settings(), cluster, tasks)
 
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
 @cli.command(
     epilog=_example(
         "weatherglass backtest runtime --jobs jobs.parquet --out runtime-report",
-        "weatherglass backtest wait --jobs jobs.parquet --out wait-report --seed 2",
+        "weatherglass backtest bottleneck --telemetry gpus.parquet --class thermal_throttle --out report",
+        "weatherglass backtest bottleneck --occupancy queues.parquet --class shortage --out report",
+        "weatherglass backtest bottleneck --timeline steps.parquet --class straggler --out report",
+        "weatherglass backtest level --telemetry gpus.parquet --quantity gpu_power_w --out report",
+        "weatherglass backtest faults --faults faults.parquet --nodes 400 --out report",
     )
 )
 @click.argument("kind", type=click.Choice(BACKTESTS))
-@click.option("--jobs", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Jobs file.")
+@click.option("--jobs", type=_FILE, help="Jobs file, of runtime, remaining, wait and failure.")
+@click.option("--telemetry", type=_FILE, help="Samples of GPUs, of level and of GPU classes of bottleneck.")
+@click.option("--occupancy", type=_FILE, help="Running, pending and idle GPUs of queues, of shortage.")
+@click.option("--timeline", type=_FILE, help="Operations of a job's ranks, of straggler.")
+@click.option("--faults", type=_FILE, help="Faults of nodes, of faults.")
+@click.option(
+    "--class",
+    "bottleneck_class",
+    metavar="CLASS",
+    help="shortage, straggler, thermal_throttle, nvlink_saturation or memory_exhaustion.",
+)
+@click.option("--quantity", metavar="COLUMN", help="Column of the telemetry, of level, as gpu_power_w.")
+@click.option("--horizons", metavar="SECONDS", help="Of level (default: 30,60,120) and shortage (default: 120,300).")
+@click.option("--gpu-model", help="Whose limits hold, of GPU classes, as 'NVIDIA H100 80GB HBM3'.")
+@click.option("--nodes", type=click.IntRange(1), help="Nodes there are, of faults (default: those with a fault).")
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the outcome.")
 @click.option(
     "--seed", type=click.IntRange(0, 2**31), default=1, show_default=True, help="Seed of every random choice."
 )
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of a fit.")
 @click.option(
-    "--refit-days", type=click.FloatRange(0.1, 3_650), default=7.0, show_default=True, help="Days between fits."
+    "--refit-days",
+    type=click.FloatRange(0.1, 3_650),
+    help="Days between fits (default: 7; of shortage one fit before the test).",
 )
-def backtest(kind: str, jobs: Path, out: Path, seed: int, threads: int, refit_days: float) -> None:
-    """Backtest forecasts on recorded jobs.
+def backtest(
+    kind: str,
+    jobs: Path | None,
+    telemetry: Path | None,
+    occupancy: Path | None,
+    timeline: Path | None,
+    faults: Path | None,
+    bottleneck_class: str | None,
+    quantity: str | None,
+    horizons: str | None,
+    gpu_model: str | None,
+    nodes: int | None,
+    out: Path,
+    seed: int,
+    threads: int,
+    refit_days: float | None,
+) -> None:
+    """Backtest forecasts on recorded files.
 
-    KIND is one of runtime, remaining, wait, failure; no settings are needed. Walks forward over the newest 30 % of the
-    jobs, fitting on outcomes known by then. Writes predictions.parquet, report.json and report.html, and prints every
-    figure beside those of the baselines.
+    KIND is one of runtime, remaining, wait, failure (jobs), bottleneck, level, faults; no settings are needed. Learns
+    on the first 70 % of time and judges on the rest; jobs and faults walk forward, fitting on outcomes known by then.
+    Writes predictions.parquet, report.json and report.html, and prints every figure beside those of the baselines.
     """
-    from pipelines.backtesting import run_backtest
+    files = {"telemetry": telemetry, "occupancy": occupancy, "timeline": timeline, "faults": faults}
+    options = {"class": bottleneck_class, "quantity": quantity, "horizons": horizons, "gpu-model": gpu_model,
+               "nodes": nodes}  # fmt: skip
+    if kind in JOB_BACKTESTS:
+        from pipelines.backtesting import run_backtest
 
-    run_backtest(kind, jobs, out, seed=seed, threads=threads, refit_days=refit_days)
+        for name, value in {**files, **options}.items():
+            if value is not None:
+                raise click.UsageError(f"--{name} does not go with backtest {kind}: it reads --jobs")
+        if jobs is None:
+            raise click.UsageError(f"backtest {kind} needs --jobs FILE")
+        run_backtest(kind, jobs, out, seed=seed, threads=threads, refit_days=refit_days or 7.0)
+        return
+    from pipelines.event_backtesting import EventBacktestError, parse_horizons, run_event_backtest
+
+    if jobs is not None:
+        raise click.UsageError(f"--jobs does not go with backtest {kind}: it goes with {', '.join(JOB_BACKTESTS)}")
+    try:
+        run_event_backtest(
+            kind, files, out, bottleneck_class=bottleneck_class, quantity=quantity,
+            horizons_s=None if horizons is None else parse_horizons(horizons), gpu_model=gpu_model, nodes=nodes,
+            seed=seed, threads=threads, refit_days=refit_days,
+        )  # fmt: skip
+    except EventBacktestError as error:
+        raise click.UsageError(str(error)) from None
 
 
 @cli.command(epilog=_example("weatherglass record --seconds 3600 --every 0.1 --out gpus.parquet"))

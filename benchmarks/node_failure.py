@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from models.fault_backtest import faults_of
 from models.fault_history import DAY_S, FaultHistory
 from models.node_failure import BASELINES, HORIZONS_S, NodeFailureForecaster, baseline
 
@@ -24,17 +25,7 @@ REFIT_S = 7 * DAY_S
 
 def read_faults(folder: Path) -> pl.DataFrame:
     """Faults with their ends, paired within each server."""
-    rows = pl.read_parquet(folder / "faults" / "infinitehbd-2024.parquet").sort("node_id", "event_time")
-    following = rows.with_columns(
-        pl.col("event_time").shift(-1).over("node_id").alias("next_time"),
-        pl.col("event_type").shift(-1).over("node_id").alias("next_type"),
-    )
-    return following.filter(pl.col("event_type") == "fault_start").select(
-        pl.col("node_id").alias("node"),
-        pl.col("event_time").alias("start_time"),
-        pl.when(pl.col("next_type") == "fault_end").then("next_time").alias("end_time"),
-        pl.col("class").alias("kind"),
-    )
+    return faults_of(pl.read_parquet(folder / "faults" / "infinitehbd-2024.parquet"))
 
 
 def walk_forward(

@@ -11,7 +11,7 @@ from typing import Any
 
 from models.backtest_report import BacktestReport, Score
 
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#1b2430}
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#1b2430}
 table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}th,td{padding:.3rem .7rem;text-align:right}
 th:first-child,td:first-child{text-align:left}tr:nth-child(even){background:#f2f5f8}caption{text-align:left;
 font-weight:600}small{color:#5a6675}"""
@@ -39,7 +39,7 @@ def backtest_page(report: BacktestReport, title: str) -> str:
     span = f"{report.start:%Y-%m-%d}–{report.end:%Y-%m-%d}"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{escape(heading)}</title><style>{_STYLE}</style></head><body>
+<title>{escape(heading)}</title><style>{STYLE}</style></head><body>
 <h1>{escape(heading)}</h1>
 <p>{report.jobs:,} jobs submitted {span}, {report.refits} fits on outcomes known by then, history visible from the
 moment it ended. Best baseline: {escape(report.best_baseline)}.</p>

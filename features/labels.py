@@ -17,6 +17,7 @@ and links that rest during a checkpoint clear only when the job's steps are fast
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import polars as pl
@@ -41,7 +42,19 @@ TABLE = "feat_labels"
 SET, CLEAR, UNKNOWN = np.int8(1), np.int8(0), np.int8(-1)
 
 
-def gap_s(history: SampleHistory) -> float:
+class Sampled(Protocol):
+    """Times of samples, sorted by what they are of: all that spans and gaps are told by.
+
+    Attributes:
+        gpu: Code of what each sample is of, ascending; ts: seconds; interval_s: median time between samples of one.
+    """
+
+    gpu: NDArray[np.int64]
+    ts: NDArray[np.float64]
+    interval_s: float
+
+
+def gap_s(history: Sampled) -> float:
     """Silence after which the state of a GPU counts as unknown, seconds."""
     return max(MIN_GAP_S, GAP_INTERVALS * history.interval_s)
 
@@ -154,7 +167,7 @@ class Runs:
     has_held: NDArray[np.bool_]
 
 
-def runs(history: SampleHistory, state: NDArray[np.int8]) -> Runs:
+def runs(history: Sampled, state: NDArray[np.int8]) -> Runs:
     """Spans of `SET`, with those that return within `HOLD_S` joined."""
     ts, gpu = history.ts, history.gpu
     n = len(ts)

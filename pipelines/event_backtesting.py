@@ -1,0 +1,229 @@
+"""`weatherglass backtest {bottleneck,level,faults}`: recorded files through the protocol, no settings needed.
+
+Here belong which options go with which kind, reading the file and writing what comes out; not the protocols
+(`models/onset_backtest.py`, `models/level_backtest.py`, `models/fault_backtest.py`) and not the page
+(`dashboards/event_page.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import polars as pl
+
+from models.event_report import EventReport, finite
+from pipelines.progress import Progress
+
+KINDS = ("bottleneck", "level", "faults")
+GPU_CLASSES = ("thermal_throttle", "nvlink_saturation", "memory_exhaustion")
+CLASSES = {"shortage": "occupancy", "straggler": "timeline", **dict.fromkeys(GPU_CLASSES, "telemetry")}
+PREDICTIONS, REPORT, PAGE = "predictions.parquet", "report.json", "report.html"
+_DEFAULT_HORIZONS = {"level": (30.0, 60.0, 120.0), "shortage": (120.0, 300.0)}
+
+
+class EventBacktestError(ValueError):
+    """Options do not fit together, or a file cannot be read; the message names what, and what is valid."""
+
+
+def run_event_backtest(
+    kind: str,
+    files: Mapping[str, Path | None],
+    out: Path,
+    *,
+    bottleneck_class: str | None = None,
+    quantity: str | None = None,
+    horizons_s: tuple[float, ...] | None = None,
+    gpu_model: str | None = None,
+    nodes: int | None = None,
+    seed: int = 1,
+    threads: int = 1,
+    refit_days: float | None = None,
+) -> EventReport:
+    """Backtest a file, write the three files of the outcome to a folder, and print the figures.
+
+    Args:
+        kind: One of `KINDS`.
+        files: `telemetry`, `occupancy`, `timeline` and `faults` to a Parquet or CSV file, or None.
+        out: Folder, made if needed; earlier outcomes in it are replaced.
+        bottleneck_class: For `bottleneck`: one of `CLASSES`.
+        quantity: For `level`: a column of the telemetry.
+        horizons_s: For `level` and `shortage`: rising, seconds; None: the usual ones.
+        gpu_model: For GPU classes: model whose limits hold where the file names none.
+        nodes: For `faults`: nodes there are, with those that never faulted.
+        seed: Seed of every random choice: the same seed writes the same predictions.
+        threads: Threads of a fit; they change nothing but the time.
+        refit_days: For `faults` and `shortage`: days between fits; None: a week, and one fit before the test.
+
+    Raises:
+        EventBacktestError: Options do not fit together, or a file cannot be read.
+        ValueError: The file cannot be backtested; the message says why.
+    """
+    wanted = _wanted_file(kind, bottleneck_class, quantity)
+    _check_options(kind, wanted, files, bottleneck_class, quantity, horizons_s, gpu_model, nodes, refit_days)
+    path = files[wanted]
+    if path is None:
+        subject = f" --class {bottleneck_class}" if bottleneck_class else ""
+        raise EventBacktestError(f"backtest {kind}{subject} needs --{wanted} FILE")
+    subject = bottleneck_class or quantity or "node faults"
+    with Progress(f"backtest {kind}", "rows", part="part") as progress:
+        progress.stage(f"reading {path.name}")
+        frame = read_record(path, wanted)
+        if kind == "level":
+            from models.level_backtest import backtest_level
+
+            report = backtest_level(
+                frame, subject, horizons_s=horizons_s or _DEFAULT_HORIZONS["level"], seed=seed, threads=threads,
+                step=progress.stage,
+            )  # fmt: skip
+        elif kind == "faults":
+            from models.fault_backtest import backtest_faults
+
+            report = backtest_faults(
+                frame,
+                nodes=nodes,
+                refit_days=refit_days or 7.0,
+                seed=seed,
+                step=progress.stage,
+                progress=_parts(progress),
+            )
+        else:
+            report = _bottleneck(frame, subject, horizons_s, gpu_model, refit_days, seed, threads, progress.stage)
+    write_outcome(report, out, {"file": path.name, "seed": seed}, path.stem)
+    print(report.text())
+    print(f"{report.predictions.height:,} predictions, figures and page in {out}: {PREDICTIONS}, {REPORT}, {PAGE}")
+    return report
+
+
+def _bottleneck(
+    frame: pl.DataFrame,
+    subject: str,
+    horizons_s: tuple[float, ...] | None,
+    gpu_model: str | None,
+    refit_days: float | None,
+    seed: int,
+    threads: int,
+    step: Callable[[str], None],
+) -> EventReport:
+    from models import onset_backtest
+
+    if subject == "shortage":
+        chosen = horizons_s or _DEFAULT_HORIZONS["shortage"]
+        return onset_backtest.backtest_shortage(
+            frame, horizons_s=chosen, refit_days=refit_days, seed=seed, threads=threads, step=step
+        )
+    if subject == "straggler":
+        return onset_backtest.backtest_straggler(frame, seed=seed, step=step)
+    from models.gpu_onset_backtest import backtest_telemetry
+
+    return backtest_telemetry(frame, subject, gpu_model=gpu_model, seed=seed, threads=threads, step=step)
+
+
+def _parts(progress: Progress) -> Callable[[int, int], None]:
+    return lambda done, total: progress(done, total, 1)
+
+
+def _wanted_file(kind: str, bottleneck_class: str | None, quantity: str | None) -> str:
+    """Which file a kind reads."""
+    if kind not in KINDS:
+        raise EventBacktestError(f"no backtest {kind!r}; there are: {', '.join(KINDS)}")
+    if kind == "faults":
+        return "faults"
+    if kind == "level":
+        if not quantity:
+            raise EventBacktestError("backtest level needs --quantity NAME, a column of the telemetry, as gpu_power_w")
+        return "telemetry"
+    if not bottleneck_class:
+        raise EventBacktestError(f"backtest bottleneck needs --class NAME, one of: {', '.join(CLASSES)}")
+    if bottleneck_class not in CLASSES:
+        raise EventBacktestError(f"no class {bottleneck_class!r}; classes: {', '.join(CLASSES)}")
+    return CLASSES[bottleneck_class]
+
+
+def _check_options(
+    kind: str,
+    wanted: str,
+    files: Mapping[str, Path | None],
+    bottleneck_class: str | None,
+    quantity: str | None,
+    horizons_s: tuple[float, ...] | None,
+    gpu_model: str | None,
+    nodes: int | None,
+    refit_days: float | None,
+) -> None:
+    """Refuse what does not go with the kind, naming it."""
+    what = f"backtest {kind}" + (f" --class {bottleneck_class}" if kind == "bottleneck" else "")
+    for name, path in files.items():
+        if path is not None and name != wanted:
+            raise EventBacktestError(f"--{name} does not go with {what}: it reads --{wanted}")
+    allowed = {
+        "--class": kind == "bottleneck",
+        "--quantity": kind == "level",
+        "--horizons": kind == "level" or bottleneck_class == "shortage",
+        "--gpu-model": bottleneck_class in GPU_CLASSES,
+        "--nodes": kind == "faults",
+        "--refit-days": kind == "faults" or bottleneck_class == "shortage",
+    }
+    given = {
+        "--class": bottleneck_class, "--quantity": quantity, "--horizons": horizons_s, "--gpu-model": gpu_model,
+        "--nodes": nodes, "--refit-days": refit_days,
+    }  # fmt: skip
+    for option, value in given.items():
+        if value is not None and not allowed[option]:
+            valid = ", ".join([f"--{wanted}", *(name for name, is_valid in allowed.items() if is_valid)])
+            raise EventBacktestError(f"{option} does not go with {what}; it takes: {valid}, --out, --seed, --threads")
+    if horizons_s is not None and (list(horizons_s) != sorted(set(horizons_s)) or min(horizons_s, default=0) <= 0):
+        raise EventBacktestError(f"--horizons {_join(horizons_s)}: give rising seconds above 0, as 30,60,120")
+
+
+def _join(values: tuple[float, ...]) -> str:
+    return ",".join(f"{value:g}" for value in values)
+
+
+def parse_horizons(text: str) -> tuple[float, ...]:
+    """Seconds of `30,60,120`.
+
+    Raises:
+        EventBacktestError: A part is no number.
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise EventBacktestError(f"--horizons {text!r}: give seconds with commas between, as 30,60,120") from None
+
+
+def read_record(path: Path, what: str) -> pl.DataFrame:
+    """A Parquet or CSV file, times in UTC.
+
+    Raises:
+        EventBacktestError: It cannot be read.
+    """
+    try:
+        frame = pl.read_csv(path, try_parse_dates=True) if path.suffix == ".csv" else pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise EventBacktestError(f"{path} cannot be read as {what}: {error}") from None
+    if not frame.height:
+        raise EventBacktestError(f"{path} holds no rows")
+    naive = [
+        name for name, dtype in frame.schema.items() if isinstance(dtype, pl.Datetime) and dtype.time_zone != "UTC"
+    ]
+    return frame.with_columns(
+        pl.col(name).dt.replace_time_zone("UTC")
+        if frame.schema[name].time_zone is None  # ty: ignore[missing-attribute]
+        else pl.col(name).dt.convert_time_zone("UTC")
+        for name in naive
+    ).with_columns(pl.col(pl.Datetime).dt.cast_time_unit("us"))
+
+
+def write_outcome(report: EventReport, out: Path, facts: Mapping[str, object], title: str) -> None:
+    """Write `predictions.parquet`, `report.json` and `report.html`, each whole or not at all."""
+    from dashboards.event_page import event_page
+
+    out.mkdir(parents=True, exist_ok=True)
+    body = json.dumps(finite({**report.to_json(), **facts}), indent=1)
+    for name, data in ((REPORT, body.encode()), (PAGE, event_page(report, title).encode())):
+        (out / f"{name}.part").write_bytes(data)
+        (out / f"{name}.part").replace(out / name)
+    report.predictions.write_parquet(out / f"{PREDICTIONS}.part")
+    (out / f"{PREDICTIONS}.part").replace(out / PREDICTIONS)
