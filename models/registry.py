@@ -13,15 +13,18 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 CARD = "card.json"
 POINTER = "champion.json"
@@ -31,6 +34,7 @@ SUFFIXES = (".txt", ".json", ".npz", TABLE_SUFFIX)  # formats that cannot carry 
 LIBRARIES = ("numpy", "polars", "scikit-learn", "lightgbm")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _LOCK_TIMEOUT_S = 30.0
+ANY = "*"  # of an expected champion: whichever; no name of a version
 
 
 class RegistryError(Exception):
@@ -39,6 +43,10 @@ class RegistryError(Exception):
 
 class NoEarlierChampionError(RegistryError):
     """There is no sound champion to go back to."""
+
+
+class ChampionChangedError(RegistryError):
+    """Somebody else changed the champion after it was looked at; nothing was changed here."""
 
 
 class RegistryUnreadableError(RegistryError):
@@ -193,15 +201,27 @@ class Registry:
         return version
 
     def promote(
-        self, task: str, version: str, reason: str, *, actor: str = "training", at: datetime | None = None
-    ) -> None:
+        self, task: str, version: str, reason: str, *, actor: str = "training", at: datetime | None = None,
+        expected: str | None = ANY,
+    ) -> None:  # fmt: skip
         """Make a version the champion, after checking every byte of it.
 
+        Args:
+            task: Forecasting task.
+            version: Name of the version.
+            reason: Why, for the history.
+            actor: Who.
+            at: When, now by default.
+            expected: Champion against which this was decided, None for a baseline: another one now is not replaced.
+                Left out, whatever is in charge is replaced.
+
         Raises:
+            ChampionChangedError: The champion is not the expected one; it stays.
             RegistryError: The version is missing or damaged; the champion stays.
         """
         self.load(task, version)
         with self._lock(task):
+            self._expect(task, expected)
             self._point(task, version, "promote", reason, actor, at)
 
     def rollback(self, task: str, reason: str, *, actor: str = "operator", at: datetime | None = None) -> str:
@@ -215,16 +235,24 @@ class Registry:
             RegistryUnreadableError: The files cannot be read, so nothing can be said of them.
         """
         with self._lock(task):
-            present = self._present(task)
+            present = self.present(task)
             for version in self._earlier(task, present):
                 if self._is_sound(task, version):
                     self._point(task, version, "rollback", reason, actor, at)
                     return version
         raise NoEarlierChampionError(f"{task}: no sound champion before {present or 'the first'}; {self._offer(task)}")
 
-    def withdraw(self, task: str, reason: str, *, actor: str = "operator", at: datetime | None = None) -> None:
-        """Leave the task without a champion: its baseline forecasts. A later rollback brings the model back."""
+    def withdraw(
+        self, task: str, reason: str, *, actor: str = "operator", at: datetime | None = None,
+        expected: str | None = ANY,
+    ) -> None:  # fmt: skip
+        """Leave the task without a champion: its baseline forecasts. A later rollback brings the model back.
+
+        Raises:
+            ChampionChangedError: The champion is not the `expected` one; it stays (as of `promote`).
+        """
         with self._lock(task):
+            self._expect(task, expected)
             self._point(task, None, "withdraw", reason, actor, at)
 
     def prune(self, task: str, keep: int) -> list[str]:
@@ -234,7 +262,7 @@ class Registry:
             Names of the deleted versions.
         """
         with self._lock(task):
-            present = self._present(task)
+            present = self.present(task)
             held = {present, *self._earlier(task, present)[:1]}
             old = [name for name in sorted(self._names(task), reverse=True)[keep:] if name not in held]
             for name in old:
@@ -250,6 +278,24 @@ class Registry:
             RegistryError: The pointer is damaged.
             RegistryUnreadableError: The pointer cannot be read.
         """
+        pointer = self._pointer(task)
+        return pointer["version"] if pointer else None
+
+    def present(self, task: str) -> str | None:
+        """The champion; where its pointer is damaged, the last one of the history.
+
+        Raises:
+            RegistryUnreadableError: The files cannot be read.
+        """
+        try:
+            return self.champion(task)
+        except RegistryUnreadableError:
+            raise
+        except RegistryError:
+            written = self._written(task)
+            return written[-1].get("version") if written else None
+
+    def _pointer(self, task: str) -> dict[str, Any] | None:
         path = self._task(task) / POINTER
         try:
             pointer = json.loads(path.read_bytes())
@@ -262,7 +308,7 @@ class Registry:
             raise RegistryError(f"{path}: unreadable pointer ({error}); `rollback` writes it anew") from None
         if version is not None and not (isinstance(version, str) and _NAME.fullmatch(version)):
             raise RegistryError(f"{path}: {version!r} is no name of a version; `rollback` writes it anew")
-        return version
+        return pointer
 
     def load(
         self, task: str, version: str | None = None, *, fallback: bool = False, with_tables: bool = False,
@@ -289,7 +335,7 @@ class Registry:
         except RegistryError as error:
             if not fallback or version is not None:
                 raise
-            for earlier in self._earlier(task, self._present(task), include_present=True):
+            for earlier in self._earlier(task, self.present(task), include_present=True):
                 try:
                     found = self._read(task, earlier, with_tables, read)
                 except RegistryError:
@@ -316,19 +362,8 @@ class Registry:
 
     def history(self, task: str) -> list[dict[str, Any]]:
         """Promotions and rollbacks, oldest first: `at`, `action`, `version`, `previous`, `reason`, `actor`."""
-        try:
-            lines = (self._task(task) / HISTORY).read_bytes().splitlines()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise _unreadable(self._task(task) / HISTORY, error) from None
-        found = []
-        for line in lines:
-            try:
-                found.append(json.loads(line))
-            except ValueError:  # the line a crash cut off
-                continue
-        return [item for item in found if isinstance(item, dict)]
+        written = self._written(task)
+        return written + self._unwritten(task, written)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -363,16 +398,6 @@ class Registry:
         names = sorted(self._names(task), reverse=True)
         return f"versions: {', '.join(names[:5])}" if names else "no version has been saved"
 
-    def _present(self, task: str) -> str | None:
-        """The champion; where its pointer is damaged, the last one of the history."""
-        try:
-            return self.champion(task)
-        except RegistryUnreadableError:
-            raise
-        except RegistryError:
-            history = self.history(task)
-            return history[-1].get("version") if history else None
-
     def _earlier(self, task: str, present: str | None, *, include_present: bool = False) -> list[str]:
         """Champions that came before, newest first, each once: a rolled-back version is not offered again."""
         stack: list[str] = []
@@ -387,6 +412,43 @@ class Registry:
         if stack and stack[-1] == present and not include_present:
             stack.pop()
         return stack[::-1]
+
+    def _written(self, task: str) -> list[dict[str, Any]]:
+        """Entries of the history's file; a line that a crash cut off is passed over."""
+        try:
+            lines = (self._task(task) / HISTORY).read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _unreadable(self._task(task) / HISTORY, error) from None
+        found = []
+        for line in lines:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+        return [item for item in found if isinstance(item, dict)]
+
+    def _unwritten(self, task: str, written: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The pointer's own entry where a crash kept it from the history."""
+        try:
+            pointer = self._pointer(task)
+        except RegistryUnreadableError:
+            raise
+        except RegistryError:
+            return []
+        return [pointer] if pointer and pointer not in written[-1:] and "action" in pointer else []
+
+    def _expect(self, task: str, expected: str | None) -> None:
+        present = self.present(task)
+        if expected in (ANY, present):
+            return
+        last = self.history(task)[-1:]
+        deed = f" ({last[0].get('action')} by {last[0].get('actor')} at {last[0].get('at')})" if last else ""
+        raise ChampionChangedError(
+            f"{task}: {present or 'the baseline'} has taken charge meanwhile{deed}, and {expected or 'the baseline'} "
+            "was judged against: nothing was changed"
+        )
 
     def _is_sound(self, task: str, version: str) -> bool:
         try:
@@ -449,16 +511,12 @@ class Registry:
         folder = self._task(task)
         moment = (at or datetime.now(UTC)).astimezone(UTC).isoformat()
         entry = {
-            "at": moment, "action": action, "version": version, "previous": self._present(task),
+            "at": moment, "action": action, "version": version, "previous": self.present(task),
             "reason": reason, "actor": actor,
         }  # fmt: skip
-        # History first: after a crash between the two the pointer still names a sound champion.
-        with (folder / HISTORY).open("ab") as file:
-            if file.tell() and not self._ends_in_newline(folder / HISTORY):
-                file.write(b"\n")
-            file.write(json.dumps(entry, sort_keys=True).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        # The pointer is the deed and holds its own entry: a crash before it changes nothing, one after it leaves an
+        # entry that `history` knows and the next deed writes down.
+        self._append(task, self._unwritten(task, self._written(task)))
         temporary = folder / f".{POINTER}.{os.getpid()}.tmp"
         try:
             _write(temporary, json.dumps(entry, sort_keys=True).encode())
@@ -467,6 +525,21 @@ class Registry:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+        try:
+            self._append(task, [entry])
+        except OSError as error:
+            log.warning("%s: the entry of %s was not written (%s); the next change adds it", task, version, error)
+
+    def _append(self, task: str, entries: Sequence[dict[str, Any]]) -> None:
+        if not entries:
+            return
+        path = self._task(task) / HISTORY
+        with path.open("ab") as file:
+            if file.tell() and not self._ends_in_newline(path):
+                file.write(b"\n")
+            file.write(b"".join(json.dumps(entry, sort_keys=True).encode() + b"\n" for entry in entries))
+            file.flush()
+            os.fsync(file.fileno())
 
     @staticmethod
     def _ends_in_newline(path: Path) -> bool:

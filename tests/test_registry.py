@@ -4,12 +4,17 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
-from models.registry import Registry, RegistryError, code_revision
+from models.registry import ChampionChangedError, Registry, RegistryError, code_revision
 
+ROOT = Path(__file__).resolve().parent.parent
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
@@ -215,6 +220,85 @@ def test_processes_that_promote_at_once_leave_one_sound_pointer(registry):
     assert all(after["previous"] == before["version"] for before, after in itertools.pairwise(history))
     assert registry.champion("runtime") == history[-1]["version"]
     json.loads((registry.root / "runtime" / "champion.json").read_bytes())
+
+
+def _promote_what_was_judged(root, version, judged, outcome):
+    registry = Registry(root)
+    champion = registry.present("runtime")
+    judged.wait()  # both have looked at the same champion by now
+    try:
+        registry.promote("runtime", version, "won", expected=champion)
+        outcome.put((version, "promoted"))
+    except ChampionChangedError as error:
+        outcome.put((version, str(error)))
+
+
+def test_of_two_processes_that_judged_against_one_champion_the_later_is_refused(registry):
+    (first,) = _champions(registry, 1)
+    rivals = [_save(registry, hour, b"rival %d" % hour) for hour in (5, 6)]
+    context = multiprocessing.get_context("spawn")
+    judged, outcome = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(target=_promote_what_was_judged, args=(registry.root, name, judged, outcome)) for name in rivals
+    ]
+    for process in processes:
+        process.start()
+    said = dict(outcome.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    [winner] = [name for name, words in said.items() if words == "promoted"]
+    [loser] = set(rivals) - {winner}
+    assert f"{winner} has taken charge meanwhile (promote by training at" in said[loser]
+    assert f"{first} was judged against: nothing was changed" in said[loser]
+    assert registry.champion("runtime") == winner
+    assert [item["version"] for item in registry.history("runtime")] == [first, winner]
+    with pytest.raises(ChampionChangedError, match="the baseline was judged against"):
+        registry.withdraw("runtime", "worse", expected=None)
+    assert registry.champion("runtime") == winner
+    registry.withdraw("runtime", "worse", expected=winner)
+    registry.promote("runtime", loser, "better than the baseline", expected=None)
+    assert registry.champion("runtime") == loser
+
+
+# Dies before the n-th file that is opened for writing or renamed, as by `kill -9`.
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from models.registry import Registry
+left = int(sys.argv[3])
+def watch(event, arguments):
+    global left
+    if event == "os.rename" or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(watch)
+Registry(Path(sys.argv[1])).promote("runtime", sys.argv[2], "better")
+"""
+
+
+def test_a_promotion_killed_at_any_point_leaves_the_old_or_the_new_champion_whole(registry):
+    oldest, old = _champions(registry, 2)
+    new = _save(registry, 5, b"new")
+    seen = []
+    for point in itertools.count(1):
+        killed = subprocess.run(
+            [sys.executable, "-c", _KILLED, registry.root, new, str(point)], cwd=ROOT, check=False, capture_output=True
+        )
+        champion = registry.load("runtime").version
+        seen.append(champion)
+        assert champion in (old, new)
+        assert [item["version"] for item in registry.history("runtime")][-1] == champion
+        if killed.returncode == 0:
+            break
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        if champion == new:  # the way back leads to the old one, as it would have without the kill
+            assert registry.rollback("runtime", "test") == old
+        assert registry.champion("runtime") == old
+    assert set(seen) == {old, new}
+    assert seen.count(new) > 1, "one kill came after the champion had changed"
+    assert registry.rollback("runtime", "test") == old
+    assert registry.rollback("runtime", "test") == oldest
 
 
 def test_code_revision_reads_branch_packed_and_detached_heads(tmp_path):
