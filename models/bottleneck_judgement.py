@@ -42,6 +42,7 @@ class Judgement:
         withdraw: The champion has to go back to the trend.
         reason: Why, in words.
         scores: Metric, baseline (empty for the challenger), value, low, high, rows.
+        is_judged: There was enough to tell it from the trend in some class.
     """
 
     model: HazardForecaster | None = None
@@ -50,6 +51,7 @@ class Judgement:
     withdraw: bool = False
     reason: str = ""
     scores: list[tuple[str, str, float, float | None, float | None, int]] = field(default_factory=list)
+    is_judged: bool = False
 
 
 def judge(
@@ -93,6 +95,7 @@ def judge(
     judgement.reason = "; ".join(f"{name}: {decision.reason}" for name, (decision, _) in verdicts.items())
     judgement.model = model.without(set(model.classes) - judgement.classes)
     judgement.promote = bool(judgement.classes)
+    judgement.is_judged = any(decision.is_judged for decision, _ in verdicts.values())
     if champion is not None:
         _against(judgement, champion, test, {name: losses for name, (_, losses) in verdicts.items()}, seed)
     return judgement

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from features.job_history import JobHistory, JobTable
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
 from models.runtime_choice import day_blocks
-from models.scoring import duration_scores, is_covered, log_error, log_pinball
+from models.scoring import covered_share, duration_scores, is_covered, log_error, log_pinball
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -43,11 +43,19 @@ class Judged:
 
 
 class Task(Protocol):
-    """One kind of job forecast."""
+    """One kind of job forecast.
+
+    Attributes:
+        name: Name.
+        primary: Loss that decides.
+        coverage: Metric whose mean should be .80; None where there is no interval.
+        held: What a challenger must hold besides: in words → how the names of these losses begin.
+    """
 
     name: ClassVar[str]
     primary: ClassVar[str]
     coverage: ClassVar[str | None]
+    held: ClassVar[Mapping[str, str]]
 
     def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix: ...
     def released(self, table: JobTable) -> Ints: ...
@@ -97,5 +105,6 @@ def duration_losses(quantiles_s: Floats, actual_s: Floats) -> dict[str, Floats]:
     scores = duration_scores(median, actual_s)
     scores["male"] = log_error(median, actual_s)
     scores["coverage_80"] = covered.astype(np.float64)
+    scores["covered_share_80"] = covered_share(quantiles_s, actual_s)
     scores["pinball"] = log_pinball(quantiles_s, actual_s)
     return scores

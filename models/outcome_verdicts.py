@@ -17,6 +17,7 @@ from models.start_plans import PLAN
 NOMINAL = 0.80
 SHIFTED = 0.25  # the index from which inputs are commonly held to be another population; weeks of a cluster reach it
 MARGIN_RATIO = 1.25  # so that much over the highest of the weeks before it is also needed
+FATES = ("FAILS", "could not judge", "passes")
 VERDICTS = ("runtime_calibrated", "runtime_beats_baseline", "inputs_stable")
 _INPUT_WORDS = {
     "limit": "time limits", "size": "sizes", "queue": "queues", "key_seen": "share of jobs like earlier ones",
@@ -39,6 +40,11 @@ class Verdict:
     words: str
     is_judged: bool = True
 
+    @property
+    def fate(self) -> str:
+        """One of `FATES`."""
+        return "could not judge" if not self.is_judged else "passes" if self.passed else "FAILS"
+
 
 def verdicts(runtime: KindOutcome, shifts: Sequence[Shift]) -> list[Verdict]:
     """What is to be thought of a week of published runtimes and of the jobs that came."""
@@ -51,10 +57,12 @@ def calibrated(runtime: KindOutcome) -> Verdict:
     It fails when coverage is out of the guard of promotion (±0.10) and its 95 % interval does not reach nominal.
     """
     name = "runtime_calibrated"
-    coverage = runtime.find("coverage_80")
-    if coverage is None:
+    inside, coverage = runtime.find("coverage_80"), runtime.find("covered_share_80")
+    if inside is None or coverage is None:
         return _too_few(name, runtime)
-    said = f"{coverage.value:.0%} of {runtime.rows:,} runtimes lay in their 10–90 % interval, nominal {NOMINAL:.0%}"
+    said = f"{inside.value:.0%} of {runtime.rows:,} runtimes lay in their 10–90 % interval, nominal {NOMINAL:.0%}"
+    if round(inside.value, 2) != round(coverage.value, 2):
+        said += f" ({coverage.value:.0%} where those on its very end count in part)"
     low, high = _ends(coverage.low, coverage.high, coverage.value)
     is_off = abs(coverage.value - NOMINAL) > COVERAGE_GUARD and not low <= NOMINAL <= high
     if not is_off:

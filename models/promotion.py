@@ -6,8 +6,8 @@ Here belong intervals and the decision; not the losses themselves (`models/scori
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ MIN_BLOCKS = 30  # fewer say nothing about spread
 DRAWS = 1_000
 CONFIDENCE = 0.95
 NOT_WORSE_RATIO = 1.01  # a refit may cost at most 1 %
+NEGLIGIBLE = 0.01  # a held loss (Brier, |ln ratio|) under it is as good as none
 COVERAGE_GUARD = 0.10  # distance of coverage from nominal that is tolerated
 
 Floats = NDArray[np.float64]
@@ -45,6 +46,42 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Losses that a challenger must hold besides the one it is judged by.
+
+    Attributes:
+        name: What they are of, in words.
+        champion: Name → loss per row, shape (n,), NaN where there is no outcome; lower is better.
+        challenger: The same names on the same rows.
+    """
+
+    name: str
+    champion: Mapping[str, NDArray[Any]]
+    challenger: Mapping[str, NDArray[Any]]
+
+    def ratio(self, blocks: NDArray[Any], *, draws: int, seed: int) -> Interval:
+        """Challenger's loss ÷ champion's over all names, each in units of the champion's mean, so that all count alike.
+
+        A mean under `NEGLIGIBLE` counts as that much: twice next to nothing is nothing.
+        """
+        own, other = np.zeros(len(blocks)), np.zeros(len(blocks))
+        is_known = np.zeros(len(blocks), dtype=bool)
+        for name in self.champion.keys() & self.challenger.keys():
+            rows = ~np.isnan(self.champion[name]) & ~np.isnan(self.challenger[name])
+            if not rows.any():
+                continue
+            a, b = self.challenger[name][rows], self.champion[name][rows]
+            spare = max(0.0, NEGLIGIBLE - float(b.mean()))
+            unit = (float(b.mean()) + spare) * rows.sum()
+            own[rows] += (a + spare) / unit
+            other[rows] += (b + spare) / unit
+            is_known |= rows
+        if not is_known.any():
+            return Interval(np.nan, None, None, 0)
+        return ratio_interval(own[is_known], other[is_known], blocks[is_known], draws=draws, seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """Whether the challenger takes over, and why, in words an operator can act on.
 
@@ -53,12 +90,19 @@ class Decision:
         reason: Why, with the figures.
         ratio: Challenger's loss ÷ champion's, with its interval.
         coverage: Challenger's coverage of the 10–90 % interval, None where it has none.
+        held: What it had to hold besides, in words → ratio, with its interval.
     """
 
     promote: bool
     reason: str
     ratio: Interval
     coverage: float | None
+    held: Mapping[str, Interval] = field(default_factory=dict)
+
+    @property
+    def is_judged(self) -> bool:
+        """There was enough to tell the two apart; else the champion stays for want of evidence."""
+        return self.ratio.low is not None
 
 
 def block_bootstrap(
@@ -134,6 +178,7 @@ def decide(
     champion_coverage: float | None = None,
     nominal_coverage: float = 0.80,
     champion_name: str = "champion",
+    held: Sequence[Held] = (),
     draws: int = DRAWS,
     seed: int = 1,
 ) -> Decision:
@@ -141,18 +186,21 @@ def decide(
 
     A refit of the same configuration takes over when the upper bound of its loss ratio is at most 1 % above one; a
     changed configuration only when the interval lies below one. Either way coverage must be in guard: within
-    0.10 of nominal, or no farther from it than the champion's. Under `MIN_BLOCKS` blocks there is no interval and
-    the champion stays.
+    0.10 of nominal, or no farther from it than the champion's, and what is held besides must not be worse: upper bound
+    at most 1 % above one. Under `MIN_BLOCKS` blocks there is no interval and the champion stays; what is held and has
+    fewer keeps nobody out.
 
     Args:
         champion_losses: Loss of the champion (or of the baseline in charge) per row, shape (n,), lower is better.
         challenger_losses: Loss of the challenger on the same rows, shape (n,).
         blocks: Block of each row (user × day for jobs), shape (n,).
         same_configuration: The challenger is a refit of the champion's own configuration.
-        coverage: Share of outcomes inside the challenger's nominal interval; None where there is no interval.
+        coverage: Mean of `scoring.covered_share` of the challenger's interval; None where there is none. (The plain
+            share of outcomes inside is beyond nominal wherever outcomes fall together on an end.)
         champion_coverage: The champion's share.
         nominal_coverage: What it should be.
         champion_name: How the reason names the one in charge.
+        held: Other losses that must not get worse.
         draws: Bootstrap draws, ≥ 1,000.
         seed: Seed of the draws.
 
@@ -183,5 +231,13 @@ def decide(
     else:
         promote = ratio.high < 1.0
         rule = "a changed configuration needs an interval below 1"
-    verdict = "challenger takes over" if promote else f"{champion_name} stays"
-    return Decision(promote, f"{verdict}: {facts}; {rule}", ratio, coverage)
+    ratios = {item.name: item.ratio(blocks, draws=draws, seed=seed) for item in held}
+    worse = ""
+    for name, of in ratios.items():
+        is_unknown = of.high is None
+        facts += f", {name} {'not judged: ' if is_unknown else ''}{of}" if of.blocks else f", {name} not judged"
+        if of.high is not None and of.high > NOT_WORSE_RATIO and not worse:
+            worse = f": {name} {'is' if (of.low or 0.0) > 1 else 'may be'} worse (upper bound > {NOT_WORSE_RATIO:.2f})"
+    if promote and not worse:
+        return Decision(True, f"challenger takes over: {facts}; {rule}", ratio, coverage, ratios)
+    return Decision(False, f"{champion_name} stays{worse if promote else ''}: {facts}; {rule}", ratio, coverage, ratios)

@@ -43,6 +43,33 @@ def is_covered(low_s: Floats, high_s: Floats, actual_s: Floats) -> NDArray[np.bo
     return (actual_s >= low_s - 0.5) & (actual_s <= high_s + 0.5)
 
 
+def covered_share(
+    quantiles_s: Floats, actual_s: Floats, low: float = 0.1, high: float = 0.9, levels: Sequence[float] = QUANTILES
+) -> Floats:
+    """Share of an outcome that an interval is credited with, per row: 1 inside, 0 outside, a part on its end.
+
+    Where outcomes fall together (waits of zero, runs to the limit) several levels have the same quantile, and an
+    interval that reaches it holds more than its nominal share however right the forecast is. As with a randomised
+    probability integral transform, the outcome counts as spread evenly over the levels that end there, so that right
+    odds cover their nominal share (Czado, Gneiting, Held 2009, for counts).
+
+    Args:
+        quantiles_s: Quantiles, shape (n, levels).
+        actual_s: Outcomes, shape (n,); half a second from a quantile is on it.
+        low: Level of the lower end, one of `levels`.
+        high: Level of the upper end, one of `levels`.
+        levels: Rising levels within (0, 1).
+    """
+    at = np.concatenate([[0.0], levels, [1.0]])
+    edge = (at[:-1] + at[1:]) / 2  # of mass that lies on a quantile, halfway to the next level; all of it at the ends
+    edge[0], edge[-1] = 0.0, 1.0
+    below = (quantiles_s < actual_s[:, None] - 0.5).sum(axis=1)
+    upto = (quantiles_s <= actual_s[:, None] + 0.5).sum(axis=1)
+    is_on = upto > below
+    first, last = np.where(is_on, edge[below], at[below]), np.where(is_on, edge[upto], at[below + 1])
+    return np.clip(np.minimum(last, high) - np.maximum(first, low), 0.0, None) / (last - first)
+
+
 def duration_scores(forecast_s: Floats, actual_s: Floats) -> dict[str, Floats]:
     """Per-row values whose means are MALE, ≤ 25 %, ≤ 2× and MAE."""
     return {

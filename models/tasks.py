@@ -49,7 +49,8 @@ class RuntimeTask:
 
     name: ClassVar[str] = "runtime"
     primary: ClassVar[str] = "male"
-    coverage: ClassVar[str | None] = "coverage_80"
+    coverage: ClassVar[str | None] = "covered_share_80"
+    held: ClassVar[Mapping[str, str]] = {"time left": "remaining_male_"}
     size: ForestSize = field(default_factory=ForestSize)
     is_remaining: bool = False
 
@@ -121,7 +122,8 @@ class WaitTask:
 
     name: ClassVar[str] = "wait"
     primary: ClassVar[str] = "male"
-    coverage: ClassVar[str | None] = "coverage_80"
+    coverage: ClassVar[str | None] = "covered_share_80"
+    held: ClassVar[Mapping[str, str]] = {"odds of a start": "brier_"}
     size: ForestSize = wait.SIZE
 
     def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix:
@@ -204,6 +206,7 @@ class FailureTask:
     name: ClassVar[str] = "job_failure"
     primary: ClassVar[str] = "brier"
     coverage: ClassVar[str | None] = None
+    held: ClassVar[Mapping[str, str]] = {}
     rounds: int = failure.ROUNDS
 
     def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix:

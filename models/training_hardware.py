@@ -7,10 +7,9 @@ has earned that. Here belongs that sequence, not the forecasters (`models/bottle
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,7 +30,8 @@ from models.node_failure import BASELINES, HORIZONS_S, NodeFailureForecaster, No
 from models.onsets import PURGE_S, Rows, course, sample_rows
 from models.promotion import decide, mean_interval
 from models.registry import Registry, RegistryError
-from models.training import TABLE, TrainingReport
+from models.training import TABLE, TrainingReport, act
+from models.versions import configuration_id, full_configuration, what_changed
 
 MAX_SAMPLES = 8_000_000  # rows of samples held at once; beyond, whole nodes are drawn
 TEST_SHARE = 0.30  # of the record of faults
@@ -79,29 +79,31 @@ def train_bottleneck(
         return TrainingReport(task, None, False, reason, _rows_of_scores([], cluster, at, task, ""))
     known_jobs = None if jobs is None else jobs.filter(pl.col("end_time") <= at)
     courses = {name: course(history, name, book, excluded, known_jobs) for name in CLASSES}
+    expected = registry.present(task)
     judgement = judge(history, courses, _bottleneck_champion(registry), seed=seed, threads=threads)
     if judgement.model is None or not judgement.classes:
-        if judgement.withdraw:
-            registry.withdraw(task, judgement.reason, actor="training", at=at)
+        _, reason = act(registry, task, "", judgement, expected, at)
         scores = _rows_of_scores(judgement.scores, cluster, at, task, "")
-        return TrainingReport(task, None, False, judgement.reason, scores)
+        return TrainingReport(task, None, False, reason, scores, is_judged=judgement.is_judged)
     begin, end = float(history.ts.min()), float(history.ts.max())
     rows = {name: sample_rows(history, courses[name], begin, end, seed=seed) for name in sorted(judgement.classes)}
     model = HazardForecaster.fit(rows, seed=seed, threads=threads)
     card = {
         "trained_at": at, "cluster": cluster, "features": {name: list(bottleneck.USED[name]) for name in model.classes},
-        "configuration": _digest(bottleneck.configuration()), "seed": seed, "snapshot_id": snapshot_id,
+        "configuration": configuration_id(task, bottleneck.configuration()),
+        "configuration_parts": full_configuration(task, bottleneck.configuration()),
+        "seed": seed, "snapshot_id": snapshot_id,
         "classes": model.classes, "span": [_text(begin), _text(end)], "samples": len(history.ts),
         "onsets": {name: len(courses[name].onset_row) for name in CLASSES}, "calibration": model.calibration,
         "importance": {name: model.importance(name) for name in model.classes},
         "metrics": _metrics(judgement.scores), "decision": judgement.reason,
-        "summary": f"{', '.join(model.classes)}: {judgement.reason}",
+        "judged_against": expected, "summary": f"{', '.join(model.classes)}: {judgement.reason}",
     }  # fmt: skip
     version = registry.save(task, {**model.to_files(), TABLE: _table(rows, history)}, card)
-    _act(registry, task, version, judgement.promote, judgement.withdraw, judgement.reason, at)
+    promoted, reason = act(registry, task, version, judgement, expected, at)
     scores = _rows_of_scores(judgement.scores, cluster, at, task, version)
     facts = {"classes": model.classes, "onsets": card["onsets"], "samples": card["samples"]}
-    return TrainingReport(task, version, judgement.promote, judgement.reason, scores, facts)
+    return TrainingReport(task, version, promoted, reason, scores, facts, judgement.is_judged)
 
 
 def train_bottleneck_again(registry: Registry, version: str, *, threads: int = 1) -> HazardForecaster:
@@ -142,7 +144,7 @@ def _bottleneck_champion(registry: Registry) -> tuple[str, HazardForecaster, flo
         return None
     model = loaded.model
     model.version = loaded.version
-    is_same = loaded.card.get("configuration") == _digest(bottleneck.configuration())
+    is_same = not what_changed("bottleneck", loaded.card, bottleneck.configuration())
     return loaded.version, model, datetime.fromisoformat(loaded.card["trained_at"]).timestamp(), is_same
 
 
@@ -192,26 +194,30 @@ def train_node_failure(
     )
     history = FaultHistory(known, nodes["node"].unique().to_list())
     now_s = at.timestamp()
+    expected = registry.present(task)
     try:
         model = NodeFailureForecaster.fit(history, now_s, seed=seed)
-        promote, withdraw, reason, scores = _judge_nodes(history, registry, now_s, seed)
+        verdict, scores = _judge_nodes(history, registry, now_s, seed)
     except NodeModelError as error:
         empty = _rows_of_scores([], cluster, at, task, "")
         return TrainingReport(task, None, False, f"climatology stays: {error}", empty)
     card = {
         "trained_at": at, "cluster": cluster, "features": list(node_failure.configuration()["features"]),
-        "configuration": _digest(node_failure.configuration()), "seed": seed, "snapshot_id": snapshot_id,
+        "configuration": configuration_id(task, node_failure.configuration()),
+        "configuration_parts": full_configuration(task, node_failure.configuration()),
+        "seed": seed, "snapshot_id": snapshot_id,
         "span": [_text(history.since), _text(now_s)], "faults": len(history.start), "nodes": len(history.nodes),
-        "weights": model.weights, "shape": model.shape, "metrics": _metrics(scores), "decision": reason,
-        "summary": f"{len(history.start)} faults of {len(history.nodes)} nodes: {reason}",
+        "weights": model.weights, "shape": model.shape, "metrics": _metrics(scores), "decision": verdict.reason,
+        "judged_against": expected,
+        "summary": f"{len(history.start)} faults of {len(history.nodes)} nodes: {verdict.reason}",
     }  # fmt: skip
     buffer = io.BytesIO()
     known.write_parquet(buffer, compression="zstd")
     version = registry.save(task, {**model.to_files(), TABLE: buffer.getvalue()}, card)
-    _act(registry, task, version, promote, withdraw, reason, at)
+    promoted, reason = act(registry, task, version, verdict, expected, at)
     return TrainingReport(
-        task, version, promote, reason, _rows_of_scores(scores, cluster, at, task, version),
-        {"faults": len(history.start), "nodes": len(history.nodes)},
+        task, version, promoted, reason, _rows_of_scores(scores, cluster, at, task, version),
+        {"faults": len(history.start), "nodes": len(history.nodes)}, verdict.is_judged,
     )  # fmt: skip
 
 
@@ -227,9 +233,17 @@ def node_losses(history: FaultHistory, node: NDArray[np.int64], at_s: NDArray[np
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class _NodeVerdict:
+    promote: bool
+    withdraw: bool
+    reason: str
+    is_judged: bool
+
+
 def _judge_nodes(
     history: FaultHistory, registry: Registry, now_s: float, seed: int
-) -> tuple[bool, bool, str, list[_Score]]:
+) -> tuple[_NodeVerdict, list[_Score]]:
     """Challenger fitted at the cut, on the newest part of the record, against the champion and the baselines."""
     cut = now_s - TEST_SHARE * (now_s - history.since)
     challenger = NodeFailureForecaster.fit(history, cut, seed=seed)
@@ -263,24 +277,24 @@ def _judge_nodes(
     )
     champion = _node_champion(registry)
     if champion is None:
-        return to_best.promote, False, to_best.reason, scores
+        return _NodeVerdict(to_best.promote, False, to_best.reason, to_best.is_judged), scores
     name, rival, trained_s, is_same = champion
     unseen = at_s >= trained_s
     if len(np.unique(at_s[unseen])) * GRID_S < 7 * DAY_S:
         # Nothing new to tell them apart by: a refit of the same configuration on more of the record goes on.
         promote = is_same and to_best.ratio.value < 1
-        return promote, False, f"refit of champion {name}: {to_best.reason}", scores
+        return _NodeVerdict(promote, False, f"refit of champion {name}: {to_best.reason}", to_best.is_judged), scores
     theirs = np.nansum(node_losses(history, node, at_s, rival.forecast(history, node, at_s), now_s) / unit, axis=1)
     decision = decide(
         theirs[unseen], pooled[""][unseen], node[unseen], same_configuration=is_same,
         champion_name=f"champion {name}", seed=seed,
     )  # fmt: skip
     if decision.promote and to_best.ratio.value < 1:
-        return True, False, decision.reason, scores
+        return _NodeVerdict(True, False, decision.reason, True), scores
     back = decide(theirs[unseen], pooled[best][unseen], node[unseen], same_configuration=False, seed=seed)
     if back.promote:
-        return False, True, f"climatology takes over from the champion: {back.reason}", scores
-    return False, False, decision.reason, scores
+        return _NodeVerdict(False, True, f"climatology takes over from the champion: {back.reason}", True), scores
+    return _NodeVerdict(False, False, decision.reason, decision.is_judged), scores
 
 
 def _node_champion(registry: Registry) -> tuple[str, NodeFailureForecaster, float, bool] | None:
@@ -292,22 +306,11 @@ def _node_champion(registry: Registry) -> tuple[str, NodeFailureForecaster, floa
         return None
     model = loaded.model
     model.version = loaded.version
-    is_same = loaded.card.get("configuration") == _digest(node_failure.configuration())
+    is_same = not what_changed("node_failure", loaded.card, node_failure.configuration())
     return loaded.version, model, datetime.fromisoformat(loaded.card["trained_at"]).timestamp(), is_same
 
 
 # --- both -------------------------------------------------------------------------------------------------
-
-
-def _act(registry: Registry, task: str, version: str, promote: bool, withdraw: bool, reason: str, at: datetime) -> None:
-    if promote:
-        registry.promote(task, version, reason, at=at)
-    elif withdraw:
-        registry.withdraw(task, reason, actor="training", at=at)
-
-
-def _digest(configuration: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _metrics(scores: list[_Score]) -> list[dict[str, Any]]:

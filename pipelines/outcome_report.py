@@ -34,8 +34,7 @@ def print_outcomes(settings: Settings, cluster: str | None, *, is_so_far: bool =
             fate = "made" if is_so_far else "kept"
             print(f"{name}: {counted(report.jobs, 'job')} started or ended, {counted(report.scores, 'score')} {fate}")
             for verdict in report.verdicts:
-                fate = "not judged" if not verdict.is_judged else "passes" if verdict.passed else "FAILS"
-                print(f"  {verdict.name} {fate}: {verdict.words}", flush=True)
+                print(f"  {verdict.name} {verdict.fate}: {verdict.words}", flush=True)
             for words in (*report.starts, *report.demand):
                 print(f"  {words}", flush=True)
     if errors:

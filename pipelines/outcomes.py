@@ -252,4 +252,4 @@ def verdict_of(report: OutcomesReport, name: str) -> Verdict:
     for verdict in report.verdicts:
         if verdict.name == name:
             return verdict
-    return Verdict(name, True, f"not judged: {report.error or 'no figures'}", is_judged=False)
+    return Verdict(name, True, report.error or "there are no figures", is_judged=False)

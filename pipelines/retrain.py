@@ -39,6 +39,7 @@ class Retrained:
         reason: Why, or why not, in words.
         scores: Rows of `out_scores` that were kept.
         snapshot_id: Snapshot of the store that it learnt from.
+        is_judged: There was enough to judge a challenger by.
     """
 
     cluster: str
@@ -49,6 +50,7 @@ class Retrained:
     scores: int = 0
     snapshot_id: int | None = None
     error: str | None = None
+    is_judged: bool = False
 
 
 def retrain_task(store: Store, settings: Settings, cluster: str, task: str, now: datetime) -> Retrained:
@@ -81,6 +83,7 @@ def retrain_task(store: Store, settings: Settings, cluster: str, task: str, now:
         report.error = f"{type(error).__name__}: {error}"
         return report
     report.version, report.promoted, report.reason = outcome.version, outcome.promoted, outcome.reason
+    report.is_judged = outcome.is_judged
     scores = outcome.scores
     if scores is not None and not scores.is_empty():
         scores = scores.with_columns(pl.lit(cluster).alias("cluster"))

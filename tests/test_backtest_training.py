@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from datetime import timedelta
 
 import numpy as np
@@ -15,7 +16,8 @@ from models.forest import ForestSize
 from models.live import Champions, forecast_jobs, forecast_runtimes, merge_jobs
 from models.registry import Registry
 from models.tasks import FailureTask, RuntimeTask, WaitTask
-from models.training import as_of, configuration_id, train, train_again, train_runtime
+from models.training import as_of, train, train_again, train_runtime
+from models.versions import configuration_id
 
 SMALL = ForestSize(trees=12)
 TASK = RuntimeTask(SMALL)
@@ -74,10 +76,13 @@ def test_a_refit_takes_over_and_a_changed_configuration_must_win(trained, kth, a
     assert "champion 1" in refit.reason.replace(first.version, "1")
     assert set(refit.scores["model_version"]) == {first.version, refit.version}
     changed = RuntimeTask(ForestSize(trees=13))
-    assert configuration_id(changed) != configuration_id(TASK)
+    ids = [configuration_id(task.name, task.configuration()) for task in (changed, TASK)]
+    assert ids[0] != ids[1]
     other = train(changed, kth, registry, night + timedelta(days=1))
     assert not other.promoted
-    assert "stays" in other.reason
+    assert "the configuration changed (size {" in other.reason
+    assert re.search(r"on \d+ user-days newer than it they cannot be told apart, 30 needed", other.reason)
+    assert not other.is_judged
     assert len(registry.versions("runtime")) == 3
     if refit.promoted:
         assert registry.rollback("runtime", "test") == first.version

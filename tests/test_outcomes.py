@@ -18,6 +18,7 @@ from models.outcome_scores import KindOutcome, judge_outcomes
 from models.outcome_verdicts import VERDICTS, beats_baseline, stable, verdicts
 from models.outcomes import join_outcomes
 from models.start_plans import PLAN, plans_at
+from pipelines.assets.outcome import judged
 from pipelines.definitions import build_definitions
 from pipelines.job_history import ingest_jobs
 from pipelines.outcome_report import print_outcomes
@@ -428,7 +429,7 @@ def test_the_command_prints_each_verdict(tmp_path, capsys):
     print_outcomes(parse_settings({"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {}}}, {}), None)
     said = capsys.readouterr().out
     assert said.startswith("alpha: 0 jobs started or ended, 0 scores kept\n")
-    assert all(f"  {name} not judged: too few" in said for name in VERDICTS)
+    assert all(f"  {name} could not judge: too few" in said for name in VERDICTS)
 
 
 def test_what_publish_keeps_is_what_a_night_joins(store, tmp_path):
@@ -504,11 +505,15 @@ def test_dagster_shows_the_asset_and_its_checks(tmp_path):
     assert set(checks) == {"went_well", *VERDICTS}
     assert checks["went_well"].passed
     assert not checks["runtime_calibrated"].passed
-    assert checks["runtime_calibrated"].severity == dg.AssetCheckSeverity.WARN
+    assert checks["runtime_calibrated"].severity == dg.AssetCheckSeverity.ERROR
     assert checks["runtime_calibrated"].description.startswith("alpha: ")
-    assert "beta" not in checks["runtime_calibrated"].description
-    assert checks["inputs_stable"].passed
-    assert "beta: too few" in checks["inputs_stable"].description
+    assert "beta: could not judge: too few" in checks["runtime_calibrated"].description
+    # Alpha is stable and of beta nothing can be said: no alert, but not green either.
+    assert not checks["inputs_stable"].passed
+    assert checks["inputs_stable"].severity == dg.AssetCheckSeverity.WARN
+    assert checks["inputs_stable"].description.startswith("beta: could not judge: too few")
+    assert checks["inputs_stable"].metadata["passed"].value == 1
+    assert judged("out_outcomes", "x", {}, {}, {"alpha": "as usual"}).passed
     shown = Metrics(looked_at(tmp_path / "state" / "published", "alpha", "beta")).render(["alpha", "beta"]).decode()
     assert 'weatherglass_outcomes_check_passed{check="runtime_calibrated",cluster="alpha"} 0.0' in shown
     assert 'weatherglass_outcomes_check_passed{check="inputs_stable",cluster="alpha"} 1.0' in shown

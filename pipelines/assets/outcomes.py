@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
-from models.outcome_verdicts import VERDICTS
+from models.outcome_verdicts import FATES, VERDICTS
 from pipelines.asset_metadata import figures, rows, table_spec
-from pipelines.assets.outcome import ANSWERS, answers
+from pipelines.assets.outcome import ANSWERS, answers, judged
 from pipelines.outcomes import OutcomesReport, verdict_of
 from pipelines.resources import Weatherglass
 from pipelines.steps import score_outcomes_of
@@ -48,20 +48,11 @@ def out_outcomes(
 
 
 def told(context: dg.AssetExecutionContext, name: str, reports: Sequence[OutcomesReport]) -> dg.AssetCheckResult:
-    """One verdict over all clusters: those that did not pass come first, each in its own words."""
+    """One verdict over all clusters, each in its own words."""
     found = {report.cluster: verdict_of(report, name) for report in reports}
-    failed = {cluster: verdict.words for cluster, verdict in found.items() if not verdict.passed}
+    failed, unjudged, fine = (
+        {cluster: verdict.words for cluster, verdict in found.items() if verdict.fate == fate} for fate in FATES
+    )
     for cluster, words in failed.items():
         context.log.warning(f"{cluster}: {name}: {words}")
-    shown = failed or {cluster: verdict.words for cluster, verdict in found.items()}
-    return dg.AssetCheckResult(
-        asset_key=TABLE,
-        check_name=name,
-        passed=not failed,
-        severity=dg.AssetCheckSeverity.WARN,
-        metadata={
-            "judged": sum(verdict.is_judged for verdict in found.values()),
-            "clusters": dg.MetadataValue.json({cluster: verdict.words for cluster, verdict in found.items()}),
-        },
-        description="; ".join(f"{cluster}: {words}" for cluster, words in shown.items()) or "no cluster",
-    )
+    return judged(TABLE, name, failed, unjudged, fine)

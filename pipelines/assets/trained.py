@@ -5,11 +5,12 @@ from collections.abc import Iterator
 import dagster as dg
 
 from pipelines.asset_metadata import OWNERS, figures, rows, table_spec
-from pipelines.assets.outcome import ANSWERS, answers
+from pipelines.assets.outcome import ANSWERS, answers, judged
 from pipelines.resources import Weatherglass
 from pipelines.retrain import TASKS
 from pipelines.steps import retrain_of
 
+JUDGED = "could_be_judged"
 _DEPS = {
     "runtime": ["core_jobs"],
     "wait": ["core_jobs"],
@@ -35,7 +36,10 @@ def _model(task: str) -> dg.AssetsDefinition:
                 kinds={"lightgbm"},
             )
         ],
-        check_specs=[dg.AssetCheckSpec(ANSWERS, asset=key, description="It could be trained for every cluster.")],
+        check_specs=[
+            dg.AssetCheckSpec(ANSWERS, asset=key, description="It could be trained for every cluster."),
+            dg.AssetCheckSpec(JUDGED, asset=key, description="There was enough to tell it from the one in charge."),
+        ],
         pool="training",  # one fit at a time: the nowcast needs the other core
     )
     def train(
@@ -52,6 +56,8 @@ def _model(task: str) -> dg.AssetsDefinition:
         }
         yield dg.MaterializeResult(asset_key=key, metadata=metadata)
         yield answers(context, key, reports)
+        unjudged = {r.cluster: r.error or r.reason for r in reports if not r.is_judged}
+        yield judged(key, JUDGED, {}, unjudged, {r.cluster: r.reason for r in reports if r.is_judged})
 
     return train
 
