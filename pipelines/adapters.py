@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from pipelines.settings import Settings
@@ -59,6 +60,7 @@ class RuntimeForecasts:
 
         from features.vocabulary import JOB_COLUMNS, schema
         from models.live import forecast_runtimes
+        from pipelines.store_errors import StoreMissing
         from scheduler_hints.errors import ForecastUnavailableError
         from scheduler_hints.schema import Quantiles
 
@@ -74,7 +76,7 @@ class RuntimeForecasts:
             with known.lock:
                 _, quantiles = forecast_runtimes(known.champions, frame, self._past(cluster, known), now)
         except Exception as error:
-            log.exception("runtime forecast failed")
+            log.error("no runtime forecast for %s: %s", cluster, error, exc_info=not isinstance(error, StoreMissing))
             raise ForecastUnavailableError(f"no runtime forecast now: {error}") from error
         return [Quantiles(**row) for row in quantiles.iter_rows(named=True)]
 
@@ -120,7 +122,7 @@ class RuntimeForecasts:
         now = time.monotonic()
         if now - known.read_at <= _HISTORY_AGE_S:
             return known.history
-        with open_store(self._settings) as store:
+        with open_store(self._settings, read_only=True) as store:
             if known.seen_at is None or now - known.whole_at > _WHOLE_AGE_S:
                 jobs = read_jobs(store, cluster, datetime.now(UTC) - timedelta(days=_HISTORY_DAYS))
                 known.history, known.whole_at = JobHistory(jobs), now
@@ -132,6 +134,51 @@ class RuntimeForecasts:
         known.seen_at = heard if isinstance(heard, datetime) else datetime.now(UTC)
         known.read_at = now
         return known.history
+
+
+class StoreReader:
+    """Reads the store of these settings, for the dashboards: `query(sql, params)`, from any thread.
+
+    It is opened at the first query, so that pages can be served before the first ingest, and anew when another
+    catalogue stands at its place.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._store: Any = None
+        self._identity: tuple[int, int] | None = None
+
+    def __call__(self, sql: str, params: Any = ()) -> Any:
+        """Rows of one SELECT, as `Store.query` gives them.
+
+        Raises:
+            StoreMissing: There is no store; it is looked for again at the next query.
+            StoreError: It cannot be read, or the query is wrong.
+        """
+        return self._opened().query(sql, params)
+
+    def _opened(self) -> Any:
+        from pipelines.compose import open_store
+
+        with self._lock:
+            identity = self._identity_now()
+            if self._store is None or identity != self._identity:
+                self._store = None  # other threads may be reading it still: it goes with the last of them
+                self._store = open_store(self._settings, read_only=True)
+                self._identity = identity
+            return self._store
+
+    def _identity_now(self) -> tuple[int, int] | None:
+        """Device and number of the file that the catalogue is; None where it is none, or gone."""
+        kind, _, path = self._settings.store_url.partition(":")
+        if kind != "sqlite":
+            return None
+        try:
+            found = Path(path).stat()
+        except OSError:
+            return (-1, -1)
+        return (found.st_dev, found.st_ino)
 
 
 class ApiError(Exception):

@@ -21,6 +21,7 @@ from pipelines.store_errors import (
     StoreError,
     StoreInputError,
     StoreMissing,
+    StoreNotMade,
     StoreUnwritable,
     StoreVersionError,
     translate,
@@ -343,8 +344,18 @@ def _has_moved(location: Location) -> bool:
     return row is not None and row[0] != location.data_path and not Path(row[0]).exists()
 
 
+def not_made(location: Location) -> StoreNotMade:
+    """The error for who only reads and finds no store: what is missing, and where one that there was may be."""
+    where = "state_dir or [store] url points elsewhere, or its folder is gone"
+    if location.kind != "sqlite":
+        where = "[store] url names another database"
+    return StoreNotMade(f"{location.label}: no store there yet; the first ingest makes it. If there was one: {where}")
+
+
 def _opening_error(error: duckdb.Error, location: Location) -> StoreError:
     text = str(error)
+    if "creating a new DuckLake is explicitly disabled" in text:
+        return not_made(location)
     if "does not match existing data path" in text:
         return StoreUnwritable(
             f"{location.label}: its Parquet files are elsewhere: {without_passwords(text.splitlines()[0])}; "

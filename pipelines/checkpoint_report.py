@@ -24,13 +24,12 @@ def read_interruptions(settings: Settings, cluster: str | None, now: datetime) -
     Raises:
         StoreError: There is no store yet, or it cannot be read.
     """
-    from pipelines.compose import one_cluster
-    from pipelines.store import Store
+    from pipelines.compose import one_cluster, open_store
 
     if cluster is None and not settings.clusters:
         return prior(), None, "no cluster is configured"
     name = one_cluster(settings, cluster)
-    with Store.open(settings.store_url, settings.store_data_path, read_only=True) as store:
+    with open_store(settings, read_only=True) as store:
         rates = measured_interruptions(store, name, now)
         usual = store.query(
             'SELECT gpus FROM core_nodes WHERE "cluster" = ? AND gpus > 0 GROUP BY gpus ORDER BY count(*) DESC, gpus '

@@ -173,8 +173,9 @@ def ingest_once(settings: Settings, cluster: str | None, since: timedelta | None
     start = None if since is None else now - since
     backfill = "" if since is None else backfill_mark(since)
     errors = []
+    names = clusters_of(settings, cluster)
     with open_store(settings) as store:
-        for name in clusters_of(settings, cluster):
+        for name in names:
             if start is not None and (at := resume_from(store.mark(name, backfill), start)) != start:
                 print(f"{name}: goes on at {at:%Y-%m-%d %H:%M} UTC, where it was interrupted", flush=True)
             with Progress(name, "rows") as progress:
@@ -196,8 +197,9 @@ def publish_once(settings: Settings, cluster: str | None) -> None:
     from pipelines.steps import publish_cluster, publish_demand_of
 
     errors = []
+    names = clusters_of(settings, cluster)
     with open_store(settings) as store:
-        for name in clusters_of(settings, cluster):
+        for name in names:
             jobs, nodes, hints = publish_cluster(store, settings, name, datetime.now(UTC))
             print(f"{name}: {published_in_words(jobs, nodes, hints)}")
             for task, version in sorted({**(jobs.model_versions or {}), **(nodes.model_versions or {})}.items()):
@@ -243,8 +245,9 @@ def retrain_once(settings: Settings, cluster: str | None, tasks: Iterable[str]) 
 
     chosen = tuple(tasks) or TASKS
     errors = []
-    with open_store(settings) as store:
-        for name in clusters_of(settings, cluster):
+    names = clusters_of(settings, cluster)
+    with open_store(settings, must_exist=True) as store:
+        for name in names:
             for task in chosen:
                 report = retrain_of(store, settings, name, task, datetime.now(UTC))
                 error = without_name(name, report.error or "")
@@ -267,7 +270,7 @@ def maintain_once(settings: Settings) -> None:
 
     now = datetime.now(UTC)
     errors = []
-    with open_store(settings) as store:
+    with open_store(settings, must_exist=True) as store:
         for report in (compact_store(store, settings, now), clean_up(store, settings, now)):
             for step, done in report.done.items():
                 print(f"{step}: {done}")
@@ -279,8 +282,9 @@ def load_demo_history(settings: Settings) -> None:
     """Put the simulator's past into the store, as ingest would have."""
     from pipelines.demo import load_history
 
+    names = clusters_of(settings, None)
     with open_store(settings) as store:
-        for name in clusters_of(settings, None):
+        for name in names:
             rows = load_history(store, settings, name, settings.state / "sim", datetime.now(UTC))
             print(f"{name}: the simulated past is in the store, {counted(rows, 'sample')}")
 

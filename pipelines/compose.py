@@ -30,14 +30,22 @@ class CommandError(Exception):
     """A command cannot do what it was asked; the message says why and what to do."""
 
 
-def open_store(settings: Settings) -> Any:
-    """The store of the settings; it is made when it is not there.
+def open_store(settings: Settings, *, read_only: bool = False, must_exist: bool = False) -> Any:
+    """The store of the settings.
+
+    Args:
+        settings: All settings.
+        read_only: For those who only read: nothing is made, nothing can be written.
+        must_exist: For writers who have nothing to do on an empty store. Otherwise it is made when it is not there.
 
     Raises:
+        StoreMissing: It is not there, and was not to be made.
         StoreError: It cannot be opened.
     """
     from pipelines.store import Store
 
+    if must_exist and not read_only:  # a writer's attempt would make it, on a server too
+        open_store(settings, read_only=True).close()
     store = settings.store
     return Store.open(
         settings.store_url,
@@ -45,6 +53,7 @@ def open_store(settings: Settings) -> Any:
         memory_limit_mib=store.memory_limit_mib,
         threads=store.threads,
         lock_timeout_s=store.lock_timeout_s,
+        read_only=read_only,
     )
 
 
@@ -245,14 +254,13 @@ def run_dashboards(settings: Settings) -> None:
 def dashboards_application() -> Any:
     """The dashboards as a WSGI application, on the settings of the environment."""
     from dashboards.app import create_app
-    from pipelines.adapters import HintsOverHttp
+    from pipelines.adapters import HintsOverHttp, StoreReader
     from pipelines.settings import load_settings
 
     settings = load_settings()
-    store = open_store(settings)
     app = create_app(
         HintsOverHttp(settings),
-        store.query,
+        StoreReader(settings),
         clusters=clusters_of(settings, None),
         refresh_s=settings.dashboards.refresh_s,
     )

@@ -168,8 +168,9 @@ def _moment(text: str) -> datetime:
 
 def print_demand(settings: Settings, cluster: str | None) -> None:
     """Print the newest demand forecasts of each cluster as plain tables, then its reclaimable windows."""
-    with open_store(settings) as store:
-        for name in clusters_of(settings, cluster):
+    names = clusters_of(settings, cluster)
+    with open_store(settings, read_only=True) as store:
+        for name in names:
             print("\n".join(demand_lines(store, name, datetime.now(UTC))))
 
 

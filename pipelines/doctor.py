@@ -1,7 +1,7 @@
 """`weatherglass doctor`: looks at everything Weatherglass depends on and says what to do about what is wrong.
 
-It writes little: it makes the state folder and, by opening it, the store where they are missing, and the spool folder
-of a `scrape` source; files that it tries these folders with are removed again. All else is read and asked.
+It writes little: it makes the state folder where it is missing, and the spool folder of a `scrape` source; files that
+it tries these folders with are removed again. All else is read and asked.
 """
 
 from __future__ import annotations
@@ -73,8 +73,22 @@ def check_state(settings: Settings) -> Iterator[Finding]:
 
 def check_store(settings: Settings) -> Iterator[Finding]:
     from pipelines.compose import open_store
+    from pipelines.store import StoreNotMade
 
-    store = open_store(settings)
+    kind, _, path = settings.store_url.partition(":")
+    places = [Path(path).parent, Path(path)] if kind == "sqlite" else []
+    places += [Path(settings.store_data_path)] if "://" not in settings.store_data_path else []
+    for place in places:
+        there = next(one for one in (place.absolute(), *place.absolute().parents) if one.exists())
+        if not os.access(there, os.W_OK) or (there != place.absolute() and not there.is_dir()):
+            text = f"{place}: {there} is not writable; set [store] or state_dir to a folder this user may write"
+            yield Finding("store", False, text)
+            return
+    try:
+        store = open_store(settings, read_only=True)
+    except StoreNotMade as error:
+        yield Finding("store", True, str(error), is_odd=True)
+        return
     try:
         for name, is_ok, message in store.check():
             yield Finding(f"store: {name.removeprefix('store ')}", is_ok, message)

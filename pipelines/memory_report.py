@@ -163,13 +163,13 @@ def print_memory_use(
     """
     from features.memory_use import memory_by_family
     from models.memory_descriptions import with_estimates
-    from pipelines.compose import clusters_of
-    from pipelines.store import Store
+    from pipelines.compose import clusters_of, open_store
 
     described = None if models is None else read_descriptions(models)
     out = []
-    with Store.open(settings.store_url, settings.store_data_path, read_only=True) as store:
-        for name in clusters_of(settings, cluster):
+    names = clusters_of(settings, cluster)
+    with open_store(settings, read_only=True) as store:
+        for name in names:
             with store.reader() as reader:
                 of_jobs = read_memory_use(reader, name, now - since, now)
             if described is not None:

@@ -25,8 +25,9 @@ def print_outcomes(settings: Settings, cluster: str | None, *, is_so_far: bool =
         CommandError: The outcomes of a cluster could not be scored; the others were.
     """
     errors = []
-    with open_store(settings) as store:
-        for name in clusters_of(settings, cluster):
+    names = clusters_of(settings, cluster)
+    with open_store(settings, read_only=is_so_far, must_exist=True) as store:
+        for name in names:
             report = score_outcomes_of(store, settings, name, datetime.now(UTC), is_so_far=is_so_far)
             if report.error:
                 errors.append(f"{name}: {without_name(name, report.error)}")

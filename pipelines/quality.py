@@ -72,7 +72,7 @@ def print_quality(settings: Settings, cluster: str | None, since: timedelta | No
     now = datetime.now(UTC)
     begin = now - (since or DEFAULT_SINCE)
     names = clusters_of(settings, cluster)
-    with open_store(settings) as store:
+    with open_store(settings, read_only=True) as store:
         for name in names:
             for line in in_lines(name, read_quality(store, name, begin, now), begin):
                 print(line)

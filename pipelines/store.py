@@ -29,6 +29,7 @@ from pipelines.catalogue import (
     check_not_lost,
     check_version,
     connect,
+    not_made,
     parse_location,
     prepare,
     quoted,
@@ -46,6 +47,7 @@ from pipelines.store_errors import (
     StoreFull,
     StoreInputError,
     StoreMissing,
+    StoreNotMade,
     StoreQueryError,
     StoreUnwritable,
     StoreVersionError,
@@ -62,8 +64,8 @@ from pipelines.writer_lock import WriterLock
 
 __all__ = [
     "Check", "Reader", "SnapshotGone", "Store", "StoreBusy", "StoreDamaged", "StoreError", "StoreFull",
-    "StoreInputError", "StoreMissing", "StoreQueryError", "StoreUnwritable", "StoreVersionError", "Writer",
-    "check_store",
+    "StoreInputError", "StoreMissing", "StoreNotMade", "StoreQueryError", "StoreUnwritable", "StoreVersionError",
+    "Writer", "check_store",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -127,7 +129,8 @@ class Store:
             read_only: Refuse writes; the store must exist.
 
         Raises:
-            StoreMissing: `read_only`, and there is no store yet; or Parquet files are there without their catalogue.
+            StoreNotMade: `read_only`, and there is no store yet.
+            StoreMissing: Parquet files are there without their catalogue.
             StoreUnwritable: Catalogue or data folder cannot be created or opened.
             StoreVersionError: A later version of Weatherglass wrote it.
             StoreBusy: It has to be created or extended, and another writer holds the lock.
@@ -333,7 +336,7 @@ class Store:
         if location.kind == "sqlite":
             check_not_lost(location)
             if self.read_only and not Path(location.address).exists():
-                raise StoreMissing(f"{location.label}: no store there yet; an ingest run creates it")
+                raise not_made(location)
             if not self.read_only:
                 _make_folder(Path(location.address).parent)
         if location.is_local and not self.read_only:
@@ -342,7 +345,7 @@ class Store:
             connection = connect(location, **self._limits, read_only=True)
             try:
                 if check_version(connection, location) is None:
-                    raise StoreMissing(f"{location.label}: no tables there yet; an ingest run creates them")
+                    raise not_made(location)
             except BaseException:
                 connection.close()
                 raise

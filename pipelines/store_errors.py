@@ -4,7 +4,8 @@ StoreError
 ├── StoreBusy         another writer holds the lock, or a commit conflicted until the retries ran out
 ├── StoreFull         the disk is full; committed rows stay readable and writing resumes once there is room
 ├── StoreUnwritable   the catalogue or the data folder cannot be created, read or written
-├── StoreMissing      a read-only open found no store there yet, or Parquet files have lost their catalogue
+├── StoreMissing      Parquet files are there, but their catalogue is gone
+│   └── StoreNotMade  there is no store yet, and none was to be made
 ├── StoreDamaged      a Parquet file that the catalogue names is missing or damaged
 ├── StoreVersionError the store was written by a later version of Weatherglass or of DuckLake
 ├── StoreInputError   a frame, a table name or a time handed to the store is wrong
@@ -45,6 +46,10 @@ class StoreUnwritable(StoreError):
 
 class StoreMissing(StoreError):
     """There is no store at the URL yet, or its catalogue is gone while its Parquet files are there."""
+
+
+class StoreNotMade(StoreMissing):
+    """There is no store at the URL yet, and who asked for it only reads."""
 
 
 class StoreDamaged(StoreError):

@@ -24,6 +24,7 @@ from pipelines.job_history import JobsIngested, consistent_jobs
 from pipelines.publish import Published
 from pipelines.settings import Cluster, Settings
 from pipelines.steps import ClusterIngested
+from pipelines.store import Store
 from pipelines.supervisor import cluster_lines
 from weatherglass import TASKS, cli
 
@@ -134,6 +135,22 @@ def test_a_state_folder_that_cannot_be_made_is_one(run, tmp_path):
     assert done.returncode == 1
     assert f"{tmp_path}/file/state" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["outcomes", "outcomes --so-far", "quality", "demand", "memory-use", "retrain", "maintain", "models list",
+     "checkpoint-advice --gpus 8 --checkpoint-s 60"],
+)  # fmt: skip
+def test_who_works_on_what_is_there_makes_no_store(tmp_path, command):
+    path, state = tmp_path / "w.toml", tmp_path / "gone" / "state"
+    path.write_text(f'state_dir = "{state}"\n[clusters.a]\njobs = "none"\n')
+    done = CliRunner().invoke(cli, ["--config", str(path), *command.split()])
+    assert not state.parent.exists()
+    if command != "models list":
+        said = str(done.exception)
+        assert f"{state}/store/catalogue.sqlite: no store there yet" in said, done.output
+        assert "state_dir or [store] url points elsewhere" in said
 
 
 def test_models_without_a_champion_say_that_the_baseline_is_in_charge(run, tmp_path):
@@ -350,9 +367,10 @@ def test_doctor_finds_what_is_wrong_and_says_what_to_do(run, tmp_path, free_port
     lines = done.stdout.splitlines()
     assert any(line.startswith("ok") and "state folder" in line for line in lines)
     assert any(line.startswith("ok") and "free disk" in line for line in lines)
-    assert any(line.startswith("ok") and "store" in line for line in lines)
+    assert any(line.startswith("warn  store") and "the first ingest makes it" in line for line in lines)
+    assert not (tmp_path / "s" / "store").exists()
     assert any(line.startswith("FAIL") and "a telemetry" in line and url in line for line in lines)
-    assert lines[-1].endswith("to mend.")
+    assert "to mend" in lines[-1]
 
 
 def test_doctor_warns_of_what_works_and_is_worth_a_look(run, tmp_path, free_port, pages):
@@ -371,7 +389,7 @@ def test_doctor_warns_of_what_works_and_is_worth_a_look(run, tmp_path, free_port
     assert any(line.startswith("warn  a telemetry: reachable ") and "3 of 4 targets answer" in line for line in lines)
     assert any(line.startswith("warn  a jobs: recent ") and "weatherglass import jobs" in line for line in lines)
     failed = len([line for line in lines if line.startswith("FAIL")])  # metrics that these pages lack
-    assert lines[-1] == f"{failed} to mend; 2 warnings."
+    assert lines[-1] == f"{failed} to mend; 3 warnings."  # and there is no store yet
 
 
 def test_ingest_says_what_it_left_out_in_words(run, tmp_path):
@@ -461,6 +479,7 @@ def test_doctor_is_content_with_a_cluster_that_is_well(run, tmp_path, free_port)
         f'state_dir = "{tmp_path}/s"\n[clusters.a]\ntelemetry = "trace"\ntelemetry_path = "{trace}"\njobs = "none"\n'
         f"[api]\nport = {free_port()}\n[dashboards]\nport = {free_port()}\n"
     )
+    Store.open(f"sqlite:{tmp_path}/s/store/catalogue.sqlite", f"{tmp_path}/s/store/data").close()
     done = run("doctor", config=config)
     assert done.returncode == 0, done.stdout
     assert done.stdout.rstrip().endswith("All is well.")

@@ -26,6 +26,7 @@ from pipelines.outcomes import score_outcomes, verdict_of
 from pipelines.publish import publish_jobs
 from pipelines.settings import parse_settings
 from pipelines.steps import score_outcomes_of
+from pipelines.store import Store
 from scheduler_hints.metrics import Metrics
 from scheduler_hints.outcome_gauges import OutcomesWord, outcomes_path, write_word
 from scheduler_hints.reloader import ShardStore
@@ -426,7 +427,9 @@ def test_an_empty_and_a_tiny_cluster_say_too_few(store, tmp_path):
 
 
 def test_the_command_prints_each_verdict(tmp_path, capsys):
-    print_outcomes(parse_settings({"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {}}}, {}), None)
+    settings = parse_settings({"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {}}}, {})
+    Store.open(settings.store_url, settings.store_data_path).close()
+    print_outcomes(settings, None)
     said = capsys.readouterr().out
     assert said.startswith("alpha: 0 jobs started or ended, 0 scores kept\n")
     assert all(f"  {name} could not judge: too few" in said for name in VERDICTS)

@@ -9,7 +9,7 @@ import msgspec
 import polars as pl
 import pytest
 
-from features.vocabulary import QUANTILE_COLUMNS, schema
+from features.vocabulary import QUANTILE_COLUMNS, conform, schema
 from models.registry import Registry
 from pipelines import adapters
 from pipelines.job_history import ingest_jobs
@@ -17,6 +17,8 @@ from pipelines.publish import job_forecasts, load_journal, node_risks, publish_j
 from pipelines.retrain import retrain_task, sampled_nodes
 from pipelines.settings import parse_settings
 from pipelines.steps import publish_jobs_of, retrain_of
+from pipelines.store import StoreMissing
+from scheduler_hints.errors import ForecastUnavailableError
 from scheduler_hints.journal import Journal, journal_files
 from scheduler_hints.schema import Bottleneck, JobForecast, NodeRisk, ReservationPlan, Window
 from scheduler_hints.snapshot import Publisher, read_snapshot, snapshot_path
@@ -197,6 +199,40 @@ def test_forecasts_on_request_keep_what_they_know_and_take_in_what_is_new(store,
     assert known.history.table.count == 61
     assert after.q50_s == pytest.approx(300, rel=0.01)
     assert first.q50_s != pytest.approx(300, rel=0.2)
+
+
+def test_who_serves_opens_the_store_read_only_and_follows_it(tmp_path, settings):
+    folder, moved = tmp_path / "state" / "store", tmp_path / "moved"
+    reader, forecasts = adapters.StoreReader(settings), adapters.RuntimeForecasts(settings)
+    asked = [{"user": "u1", "nodes": 1, "time_limit_s": 7200, "submit_time": START}]
+    for _ in range(2):
+        with pytest.raises(StoreMissing, match="no store there yet"):
+            reader("SELECT 1 AS n")
+        with pytest.raises(ForecastUnavailableError, match=f"sqlite:{folder}/catalogue.sqlite: no store there yet"):
+            forecasts("alpha", asked)
+        assert not folder.parent.exists()
+
+    def made(count):
+        with open_store(folder) as writer:
+            rows = conform(jobs_frame(many_jobs(count, START)).with_columns(cluster=pl.lit("alpha")), "core_jobs")
+            writer.transact(lambda w: w.upsert("core_jobs", rows))
+
+    def count():
+        return reader("SELECT count(*) AS n FROM core_jobs WHERE cluster = ?", ["alpha"])["n"][0]
+
+    made(20)
+    assert count() == 20
+    assert reader._store.read_only
+    made(30)
+    assert count() == 50, "what another process wrote since"
+    folder.rename(moved)
+    with pytest.raises(StoreMissing, match="no store there yet"):
+        count()
+    with pytest.raises(ForecastUnavailableError, match="no store there yet"):
+        forecasts("alpha", asked)
+    assert not folder.exists()
+    made(10)
+    assert count() == 10, "of the new one at its place"
 
 
 def test_what_was_made_up_to_warm_up_is_in_nobodys_forecast(store, settings, monkeypatch):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pipelines.store import Store, StoreUnwritable
+from pipelines.store import Store, StoreNotMade, StoreUnwritable
 from tests.store_child import WINDOWS, open_store, run, window, write_window
 from tests.store_services import postgres
 
@@ -15,6 +15,10 @@ TABLES = ("core_gpu_samples", "core_node_samples")
 
 def test_writers_that_race_for_the_same_empty_windows_double_nothing(postgres, tmp_path):
     url, data = f"postgres:{postgres}", str(tmp_path / "data")
+    for _ in range(2):  # the first has made nothing
+        with pytest.raises(StoreNotMade, match=r"no store there yet.*names another database"):
+            Store.open(url, data, read_only=True)
+    assert not (tmp_path / "data").exists()
     failures = []
 
     def write(indices):
