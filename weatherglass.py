@@ -40,6 +40,16 @@ class _Group(click.Group):
             ctx.exit(130)
 
 
+class _Number(click.FloatRange):
+    """A number within bounds; NaN, which no bound stops, is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
+
+
 class _Length(click.ParamType):
     """A length of time as `90m`, `6h` or `30d`."""
 
@@ -295,7 +305,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of a fit.")
 @click.option(
     "--refit-days",
-    type=click.FloatRange(0.1, 3_650),
+    type=_Number(0.1, 3_650),
     help="Days between fits (default: 7; of shortage one fit before the test).",
 )
 def backtest(
@@ -349,10 +359,8 @@ def backtest(
 
 
 @cli.command(epilog=_example("weatherglass record --seconds 3600 --every 0.1 --out gpus.parquet"))
-@click.option("--seconds", type=click.FloatRange(0.1, 604_800), required=True, help="How long.")
-@click.option(
-    "--every", type=click.FloatRange(0.02, 3600), default=1.0, show_default=True, help="Seconds between samples."
-)
+@click.option("--seconds", type=_Number(0.1, 604_800), required=True, help="How long.")
+@click.option("--every", type=_Number(0.02, 3600), default=1.0, show_default=True, help="Seconds between samples.")
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Parquet file to be made.")
 @click.option("--cluster", default="local", show_default=True, help="Name of the cluster in the rows.")
 @click.option("--node", help="Name of the node in the rows (default: this host's).")
@@ -451,10 +459,8 @@ def memory_use(cluster: str | None, since: timedelta, top: int, models: Path | N
     epilog=_example("weatherglass checkpoint-advice --gpus 1024 --checkpoint-s 60 --cluster prod --runtime 7d"),
 )
 @click.option("--gpus", type=click.IntRange(1, 10_000_000), required=True, help="GPUs of the job.")
-@click.option("--checkpoint-s", type=click.FloatRange(0.001, 1e6), required=True, help="Seconds a checkpoint stops it.")
-@click.option(
-    "--restart-s", type=click.FloatRange(0, 1e6), default=300, show_default=True, help="Seconds from failure to work."
-)
+@click.option("--checkpoint-s", type=_Number(0.001, 1e6), required=True, help="Seconds a checkpoint stops it.")
+@click.option("--restart-s", type=_Number(0, 1e6), default=300, show_default=True, help="Seconds from failure to work.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Default: as the inventory has it, else 8.")
 @click.option("--runtime", type=_Length(), metavar="TIME", help="Length of a run, as 7d: what it is expected to lose.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

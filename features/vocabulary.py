@@ -120,7 +120,7 @@ _COLUMNS: tuple[Column, ...] = (
     _c("ecc_uncorrected_total", F32, "Uncorrected ECC errors since driver load", "errors", 0, 1e9),
     _c("remapped_rows_total", F32, "Memory rows remapped after uncorrectable errors", "rows", 0, 1e6),
     _c("nvlink_error_total", F32, "NVLink replay, recovery and CRC errors", "errors", 0, 1e12),
-    _c("step_time_s", F32, "Duration of the job's last training step, as the job reports it", "s", 0, 86_400, 0.001),
+    _c("step_time_s", F32, "Duration of the job's last training step, as the job reports it", "s", 1e-6, 86_400, 0.001),
     # --- GPU health: counters and states that change seldom -----------------------------------------------
     _c("energy_total_j", F64, "Energy used since the driver was loaded", "J", 0, 1e15),
     _c(
@@ -259,6 +259,7 @@ _COLUMNS: tuple[Column, ...] = (
     _c("q10_s", F64, "10 % quantile", "s", 0, None),
     _c("q25_s", F64, "25 % quantile", "s", 0, None),
     _c("q50_s", F64, "Median", "s", 0, None),
+    _c("mode_s", F64, "Most likely: the runtime that most probability lies within 25 % of", "s", 0, None),
     _c("q75_s", F64, "75 % quantile", "s", 0, None),
     _c("q80_s", F64, "80 % quantile", "s", 0, None),
     _c("q90_s", F64, "90 % quantile", "s", 0, None),
@@ -518,7 +519,7 @@ _TABLES: tuple[Table, ...] = (
     ),
     Table(
         "out_job_forecasts", "A forecast made for one job",
-        (*_FORECAST, "cluster", "job_id", "submit_time", "state", "forecast", *QUANTILE_COLUMNS, "p_fail",
+        (*_FORECAST, "cluster", "job_id", "submit_time", "state", "forecast", *QUANTILE_COLUMNS, "mode_s", "p_fail",
          "p_start_60s", "p_start_600s", "p_start_3600s", "p_timeout", "p_node_failure", "p_out_of_memory",
          "lost_gpu_hours", "lost_gpu_hours_hardware", "lost_gpu_hours_checkpointed", "checkpoint_interval_s",
          "reasons", "planned_start_time"),

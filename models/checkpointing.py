@@ -91,6 +91,52 @@ def overhead_ratio(interval_s: float, checkpoint_s: float, mttf_s: float, restar
 
 
 @dataclass(frozen=True, slots=True)
+class Waste:
+    """Where the time goes that a job with checkpoints takes beyond its work, each per time of work.
+
+    Attributes:
+        checkpoints: Writing checkpoints that are finished.
+        rework: Work and begun checkpoints that a failure undoes.
+        restarts: From failures until it works again, those that fail on the way too.
+    """
+
+    checkpoints: float
+    rework: float
+    restarts: float
+
+    @property
+    def total(self) -> float:
+        """`overhead_ratio`."""
+        return self.checkpoints + self.rework + self.restarts
+
+
+def waste(interval_s: float, checkpoint_s: float, mttf_s: float, restart_s: float = 0.0) -> Waste:
+    """`overhead_ratio` by its parts.
+
+    From one finished checkpoint to the next a job takes E = M·e^(R/M)·(e^(w/M) − 1), w = τ + C. Failures come at rate
+    1/M in all of it, and each is followed by M·(1 − e^(−R/M)) of restarting until that is done or fails itself: E·(1 −
+    e^(−R/M)) in all. C is the checkpoint's; what is left, M·(e^(w/M) − 1) − w, is done twice.
+
+    Args:
+        interval_s: As of `overhead_ratio`, and so on.
+        checkpoint_s: Time of a checkpoint, s.
+        mttf_s: Mean time to failure of the job, s.
+        restart_s: Time from a failure until the job works again, s.
+
+    Raises:
+        CheckpointError: A number is out of range.
+    """
+    whole = overhead_ratio(interval_s, checkpoint_s, mttf_s, restart_s)
+    x = (interval_s + checkpoint_s) / mttf_s
+    written = checkpoint_s / interval_s
+    if not math.isfinite(whole):
+        return Waste(written, math.inf, math.inf if restart_s else 0.0)
+    redone = x * x / 2 + x**3 / 6 if x < 1e-4 else math.expm1(x) - x  # two nearly equal numbers otherwise
+    restarts = -(1 + whole) * math.expm1(-restart_s / mttf_s)
+    return Waste(written, mttf_s * redone / interval_s, restarts)
+
+
+@dataclass(frozen=True, slots=True)
 class Loss:
     """What one run of a job is expected to lose to hardware.
 

@@ -39,6 +39,7 @@ Floats = NDArray[np.float64]
 
 SPREAD_ROWS = 1_000  # newest released jobs that a baseline's spread is learnt from
 SPREAD_S = 600.0  # and how long that is kept
+NO_HISTORY = "baseline:no_history"  # the version in charge while no job has ended: time limits, with a guessed spread
 _TASKS: dict[str, Callable[[Any], Any]] = {
     "runtime": RuntimeForecaster.from_files,
     "wait": WaitForecaster.from_files,
@@ -119,8 +120,8 @@ def forecast_jobs(
     Returns:
         Rows of `out_job_forecasts`: per pending job `runtime` (with the odds of bad ends) and `wait` (with the odds of
         a start), per running job `remaining` (with the odds of bad ends); `reasons` of the runtime with
-        both. `model_version` is that of the quantiles,
-        `baseline:<name>` where no model has earned its place.
+        both. `model_version` is that of the quantiles, `baseline:<name>` where no model has earned its place,
+        `NO_HISTORY` for runtimes while no job has ended.
 
     Raises:
         features.job_history.JobsError: A needed column is absent or null.
@@ -132,7 +133,7 @@ def forecast_jobs(
     moment = microseconds(at)
     table = JobTable(live)
     X = feature_matrix(table, history, np.full(table.count, moment))
-    runtime_version, curves, made_of = _runtimes(champions, X, table, history, moment)
+    runtime_version, curves, modes, made_of = _runtimes(champions, X, table, history, moment)
     told = in_words(made_of, X, live["user"].to_list() if "user" in live.columns else [None] * table.count)
     reasons = pl.DataFrame({"reasons": ["; ".join(some) for some in told]}, schema={"reasons": pl.String})
     failing: FailureForecaster | None = champions.get("job_failure")[1]
@@ -143,8 +144,7 @@ def forecast_jobs(
         "job_id", "submit_time", "state",
     )  # fmt: skip
 
-    seconds = np.fmin(np.exp(read_levels(curves, QUANTILES)), table.limit_s[:, None])
-    runtime = _rows(facts, quantile_frame(seconds), "runtime", runtime_version, odds).filter(~is_running)
+    runtime = _rows(facts, _runtime_frame(curves, modes, table), "runtime", runtime_version, odds).filter(~is_running)
     model: RuntimeForecaster | None = champions.get("runtime")[1]
     left = remaining_frame(curves, X, table, history, moment, model.landmarks if model else None)
     remaining = _rows(facts, left, "remaining", runtime_version, odds).filter(is_running)
@@ -168,7 +168,7 @@ def forecast_jobs(
 def forecast_runtimes(
     registry: Registry | Champions | None, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime
 ) -> tuple[str, pl.DataFrame]:
-    """Runtime quantiles of jobs that are not submitted yet.
+    """Runtimes of jobs that are not submitted yet.
 
     Args:
         registry: The cluster's models.
@@ -177,7 +177,8 @@ def forecast_runtimes(
         at: The moment of the forecast.
 
     Returns:
-        Version in charge and columns `QUANTILE_COLUMNS` in seconds, one row per job in order.
+        Version in charge, and columns `QUANTILE_COLUMNS` and `mode_s` (where most probability lies within 25 %) in
+        seconds, one row per job in order.
     """
     champions = registry if isinstance(registry, Champions) else Champions(registry)
     if "job_id" not in jobs.columns:
@@ -189,10 +190,27 @@ def forecast_runtimes(
     version, model = champions.get("runtime")
     if model is None:
         model = champions.recency(prepared, moment)
-        version, curves = f"baseline:{model.name}", model.curves(X)
+        version, curves = _baseline_version(model, prepared, moment), model.curves(X)
+        modes = curves[:, MEDIAN]
     else:
-        curves = model.curves(X, table.limit_s)  # nobody asks why: the paths need not be followed
-    return version, quantile_frame(np.fmin(np.exp(read_levels(curves, QUANTILES)), table.limit_s[:, None]))
+        curves, modes = model.distribution(X, table.limit_s)  # nobody asks why: the paths need not be followed
+    return version, _runtime_frame(curves, modes, table)
+
+
+def ended_jobs(history: JobHistory, moment: int) -> int:
+    """Jobs that had run and ended before a moment (µs)."""
+    return int(np.count_nonzero(history.table.has_run & (history.table.end < moment)))
+
+
+def _baseline_version(keyed: KeyedRecency, history: JobHistory, moment: int) -> str:
+    return f"baseline:{keyed.name}" if ended_jobs(history, moment) else NO_HISTORY
+
+
+def _runtime_frame(curves: Floats, modes: Floats, table: JobTable) -> pl.DataFrame:
+    """Quantiles and mode of runtimes, seconds, none above its job's limit."""
+    seconds = np.fmin(np.exp(read_levels(curves, QUANTILES)), table.limit_s[:, None])
+    mode = pl.Series("mode_s", np.fmin(np.exp(modes), table.limit_s), nan_to_null=True)
+    return quantile_frame(seconds).with_columns(mode)
 
 
 def merge_jobs(history: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
@@ -205,14 +223,15 @@ def merge_jobs(history: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
 
 def _runtimes(
     champions: Champions, X: Matrix, table: JobTable, history: JobHistory, moment: int
-) -> tuple[str, Floats, Contributions]:
-    """Version in charge, its curves, and what makes their medians."""
+) -> tuple[str, Floats, Floats, Contributions]:
+    """Version in charge, its curves and modes, and what makes the medians."""
     version, model = champions.get("runtime")
     if model is not None:
-        return version, *model.explained(X, table.limit_s)
+        return version, *model.distribution_explained(X, table.limit_s)
     keyed = champions.recency(history, moment)
     curves = keyed.curves(X)
-    return f"baseline:{keyed.name}", curves, of_recency(keyed, X).ending_at(curves[:, MEDIAN])
+    version, middle = _baseline_version(keyed, history, moment), curves[:, MEDIAN]
+    return version, curves, middle, of_recency(keyed, X).ending_at(middle)
 
 
 def _failure_odds(

@@ -154,14 +154,20 @@ class RuntimeForecaster:
 
     def explained(self, X: Matrix, limit_s: Floats) -> tuple[Floats, Contributions]:
         """`curves` and `contributions`, for little more than the cost of the curves."""
+        curves, _, told = self.distribution_explained(X, limit_s)
+        return curves, told
+
+    def distribution_explained(self, X: Matrix, limit_s: Floats) -> tuple[Floats, Floats, Contributions]:
+        """`distribution` and `contributions`, for little more than the cost of the curves."""
         usual = np.full(len(X), np.nan if self.usual_log is None else self.usual_log)
         if not len(X):
-            return self.curves(X, limit_s), of_recency(self.recency, X, usual)
+            return *self.distribution(X, limit_s), of_recency(self.recency, X, usual)
         samples, run, ratio = self.experts.explained(X, np.log(limit_s))
         steps = self._steps(samples, X, limit_s)
         made = of_mixture(samples, weights(X, self.mix, samples), (run, ratio), steps, X, limit_s, usual)
         keyed = of_recency(self.recency, X, usual)
-        return steps.curves, made.where(~steps.is_keyed, keyed).ending_at(steps.curves[:, MEDIAN])
+        modes = np.where(steps.is_keyed, steps.curves[:, MEDIAN], steps.modes)
+        return steps.curves, modes, made.where(~steps.is_keyed, keyed).ending_at(steps.curves[:, MEDIAN])
 
     def _steps(self, samples: list[NDArray[Any]], X: Matrix, limit_s: Floats) -> Steps:
         """The way from samples to the curves."""

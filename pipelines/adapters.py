@@ -20,9 +20,8 @@ from pipelines.settings import Settings
 log = logging.getLogger(__name__)
 
 _HISTORY_DAYS = 120.0  # how far back a forecast on request looks for a user's earlier jobs
-_HISTORY_AGE_S = 120.0  # older, what was heard since is taken in
-_WHOLE_AGE_S = 6 * 3600.0  # older, all is read anew: what was filled in with old dates is in it then
-_OVERLAP = timedelta(minutes=30)  # between hearing of a job and its row in the store
+_HISTORY_AGE_S = 120.0  # older, what was written since is taken in
+_WHOLE_AGE_S = 6 * 3600.0  # older, all is read anew: what has grown too old is left behind
 
 
 @dataclass
@@ -32,7 +31,8 @@ class _Known:
     champions: Any
     lock: threading.Lock = field(default_factory=threading.Lock)
     history: Any = None
-    seen_at: datetime | None = None  # when the newest of its rows was heard of
+    snapshot: int | None = None  # of the store, that all of it was taken in of
+    heard_at: datetime | None = None  # when the newest of its rows was heard of
     whole_at: float = float("-inf")
     read_at: float = float("-inf")
 
@@ -40,7 +40,7 @@ class _Known:
 class RuntimeForecasts:
     """Forecasts runtimes of jobs not yet submitted, for the API: champion models on the history in the store.
 
-    Models stay in memory until the registry names others. So does the prepared history: what was heard of in the last
+    Models stay in memory until the registry names others. So does the prepared history: what was written in the last
     two minutes or more is taken into it, and every six hours it is made anew.
     Jobs of one request are taken each for itself: what is not submitted is no past of another.
     """
@@ -50,18 +50,20 @@ class RuntimeForecasts:
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
 
-    def __call__(self, cluster: str, jobs: Sequence[dict[str, Any]]) -> list[Any]:
-        """One `Quantiles` for each job, in order.
+    def __call__(self, cluster: str, jobs: Sequence[dict[str, Any]]) -> Any:
+        """A `scheduler_hints.forecasts.Forecast` of each job, in order.
 
         Raises:
             ForecastUnavailableError: The store or the model cannot be read now.
         """
         import polars as pl
 
-        from features.vocabulary import JOB_COLUMNS, schema
-        from models.live import forecast_runtimes
+        from features.jobs import microseconds
+        from features.vocabulary import JOB_COLUMNS, QUANTILE_COLUMNS, schema
+        from models.live import ended_jobs, forecast_runtimes
         from pipelines.store_errors import StoreMissing
         from scheduler_hints.errors import ForecastUnavailableError
+        from scheduler_hints.forecasts import Forecast
         from scheduler_hints.schema import Quantiles
 
         now = datetime.now(UTC)
@@ -74,11 +76,21 @@ class RuntimeForecasts:
         try:
             known = self._of(cluster)
             with known.lock:
-                _, quantiles = forecast_runtimes(known.champions, frame, self._past(cluster, known), now)
+                history = self._past(cluster, known)
+                version, found = forecast_runtimes(known.champions, frame, history, now)
+                ended, heard_at = ended_jobs(history, microseconds(now)), known.heard_at
         except Exception as error:
             log.error("no runtime forecast for %s: %s", cluster, error, exc_info=not isinstance(error, StoreMissing))
             raise ForecastUnavailableError(f"no runtime forecast now: {error}") from error
-        return [Quantiles(**row) for row in quantiles.iter_rows(named=True)]
+        return Forecast(
+            runtimes=[Quantiles(**row) for row in found.select(QUANTILE_COLUMNS).iter_rows(named=True)],
+            modes_s=found["mode_s"].to_list(),
+            model_version=version,
+            ended_jobs=ended,
+            history_days=_HISTORY_DAYS,
+            data_age_s=None if heard_at is None else max(0.0, (now - heard_at).total_seconds()),
+            ttl_s=self._settings.hints.job_ttl_s,
+        )
 
     def prepare(self, clusters: Sequence[str]) -> None:
         """Load the models and have loops compiled, so that no request waits for it; trouble is logged."""
@@ -117,22 +129,26 @@ class RuntimeForecasts:
         """The prepared history, brought up to date when it has grown old."""
         from features.job_history import JobHistory
         from pipelines.compose import open_store
-        from pipelines.job_history import read_jobs, read_told_jobs
+        from pipelines.job_history import read_jobs, read_jobs_written_since
 
         now = time.monotonic()
         if now - known.read_at <= _HISTORY_AGE_S:
             return known.history
         with open_store(self._settings, read_only=True) as store:
-            if known.seen_at is None or now - known.whole_at > _WHOLE_AGE_S:
+            snapshot = store.snapshot()  # what is written from here on is read again the next time
+            # A smaller one is that of another store at the same place.
+            is_old = known.snapshot is None or snapshot < known.snapshot or now - known.whole_at > _WHOLE_AGE_S
+            if is_old or known.snapshot is None:
                 jobs = read_jobs(store, cluster, datetime.now(UTC) - timedelta(days=_HISTORY_DAYS))
-                known.history, known.whole_at = JobHistory(jobs), now
+                known.history, known.whole_at, known.heard_at = JobHistory(jobs), now, None
             else:
-                jobs = read_told_jobs(store, cluster, known.seen_at - _OVERLAP)
-                known.seen_at = None  # should it fail in the middle, all is read again
+                jobs = read_jobs_written_since(store, cluster, known.snapshot)
+                known.snapshot = None  # should it fail in the middle, all is read again
                 known.history.update(jobs)
         heard = jobs["observed_at"].max()
-        known.seen_at = heard if isinstance(heard, datetime) else datetime.now(UTC)
-        known.read_at = now
+        if isinstance(heard, datetime):
+            known.heard_at = heard if known.heard_at is None else max(heard, known.heard_at)
+        known.snapshot, known.read_at = snapshot, now
         return known.history
 
 

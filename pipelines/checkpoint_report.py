@@ -6,11 +6,12 @@ import math
 from datetime import datetime, timedelta
 from typing import Any
 
-from models.checkpointing import daly_interval_s, expected_loss, overhead_ratio, young_interval_s
+from models.checkpointing import daly_interval_s, expected_loss, overhead_ratio, waste, young_interval_s
 from models.interruptions import CLASSES, PRIOR_SOURCE, Interruptions, Rate, prior
 from pipelines.compose import CommandError
 from pipelines.job_evidence import measured_interruptions
 from pipelines.settings import Settings
+from pipelines.words import counted
 
 GPUS_PER_NODE = 8
 RULES_OF_THUMB_S = (3600.0, 7200.0)
@@ -68,26 +69,33 @@ def advise_checkpoints(
 def checkpoint_advice(
     rates: Interruptions, nodes: int, gpus: int, checkpoint_s: float, restart_s: float, runtime_s: float | None
 ) -> dict[str, Any]:
-    """The advice as plain values; times in seconds, losses in GPU-hours a day or of one run."""
+    """The advice as plain values; times in seconds, waste in shares of the time of work and in GPU-hours.
+
+    All that a rule costs is in its waste: checkpoints, rework and restarts, of a job that is started again until it is
+    done.
+    """
     mttf_s, low_s, high_s = rates.mttf_s(nodes)
-    rules = [("Daly", daly_interval_s(checkpoint_s, mttf_s)), ("Young", young_interval_s(checkpoint_s, mttf_s))]
-    rules += [("rule of thumb", interval_s) for interval_s in RULES_OF_THUMB_S]
+    advised_s = daly_interval_s(checkpoint_s, mttf_s)
+    rules = [
+        ("Daly ÷ 2", advised_s / 2), ("Daly", advised_s), ("Daly × 2", 2 * advised_s),
+        ("Young", young_interval_s(checkpoint_s, mttf_s)),
+        *(("rule of thumb", interval_s) for interval_s in RULES_OF_THUMB_S),
+    ]  # fmt: skip
     found = []
     for rule, interval_s in rules:
-        overhead = overhead_ratio(interval_s, checkpoint_s, mttf_s, restart_s)
+        parts = waste(interval_s, checkpoint_s, mttf_s, restart_s)
         row: dict[str, Any] = {
-            "rule": rule, "interval_s": interval_s, "overhead_ratio": overhead,
-            "lost_gpu_hours_per_day": gpus * 24 * (1 - 1 / (1 + overhead)),
+            "rule": rule, "interval_s": interval_s, "checkpoint_ratio": parts.checkpoints,
+            "rework_ratio": parts.rework, "restart_ratio": parts.restarts, "overhead_ratio": parts.total,
+            "lost_gpu_hours_per_day": gpus * 24 * (1 - 1 / (1 + parts.total)),
         }  # fmt: skip
         if runtime_s is not None:
-            loss = expected_loss(
-                runtime_s, gpus, mttf_s, interval_s=interval_s, checkpoint_s=checkpoint_s, restart_s=restart_s
-            )
-            row["lost_gpu_hours_of_run"] = loss.lost_gpu_hours
+            row["lost_gpu_hours_of_run"] = gpus * runtime_s / 3600 * parts.total
         found.append(row)
     return {
         "gpus": gpus, "nodes": nodes, "checkpoint_s": checkpoint_s, "restart_s": restart_s,
         "mttf_s": mttf_s, "mttf_low_s": low_s, "mttf_high_s": high_s,
+        "interval_s": advised_s,
         "interval_low_s": daly_interval_s(checkpoint_s, low_s),
         "interval_high_s": daly_interval_s(checkpoint_s, high_s),
         "rules": found,
@@ -96,8 +104,13 @@ def checkpoint_advice(
 
 
 def _without(runtime_s: float, gpus: int, mttf_s: float, restart_s: float) -> dict[str, float]:
-    loss = expected_loss(runtime_s, gpus, mttf_s, restart_s=restart_s)
-    return {"runtime_s": runtime_s, "p_failure": loss.p_failure, "lost_gpu_hours_of_run": loss.lost_gpu_hours}
+    """Of a run without checkpoints: what its first failure costs, and all of them until it gets through."""
+    first = expected_loss(runtime_s, gpus, mttf_s, restart_s=restart_s)
+    until_done = gpus * runtime_s / 3600 * overhead_ratio(runtime_s, 0.0, mttf_s, restart_s)
+    return {
+        "runtime_s": runtime_s, "p_failure": first.p_failure, "lost_gpu_hours_at_first_failure": first.lost_gpu_hours,
+        "lost_gpu_hours_of_run": until_done,
+    }  # fmt: skip
 
 
 def advice_lines(advice: dict[str, Any], rates: Interruptions, whose: str) -> list[str]:
@@ -116,35 +129,42 @@ def advice_lines(advice: dict[str, Any], rates: Interruptions, whose: str) -> li
         *([f"   {'all':<16} {_counted(rates.overall)}"] if rates.overall.node_days else []),
         f"   Where little was seen it leans on 4.0 per 1,000 node-days: {PRIOR_SOURCE}.",
         "",
-        f"{advice['gpus']:,} GPUs on {advice['nodes']:,} nodes fail every {span(advice['mttf_s'])} "
+        f"{counted(advice['gpus'], 'GPU')} on {counted(advice['nodes'], 'node')} fail every {span(advice['mttf_s'])} "
         f"(95 %: {span(advice['mttf_low_s'])} to {span(advice['mttf_high_s'])}), from "
         f"{1000 * rate.per_node_day:.3g} failures per 1,000 node-days",
-        f"write a checkpoint every {span(advice['rules'][0]['interval_s'])} of work (95 %: "
+        f"write a checkpoint every {span(advice['interval_s'])} of work (95 %: "
         f"{span(advice['interval_low_s'])} to {span(advice['interval_high_s'])})",
         "",
-        f"  {'rule':<14} {'interval':>10} {'overhead':>9} {'lost a day':>16}"
-        + ("" if advice["without_checkpoints"] is None else f" {'rework of a run':>17}"),
+        "waste, as a share of the time of work: what checkpoints take, what failures undo, and restarts",
+        f"  {'rule':<14} {'interval':>10} {'checkpoints':>11} {'rework':>8} {'restarts':>8} {'in all':>8} {'a day':>15}"
+        + ("" if advice["without_checkpoints"] is None else f" {'of the run':>17}"),
     ]
     for row in advice["rules"]:
-        line = f"  {row['rule']:<14} {span(row['interval_s']):>10} {row['overhead_ratio']:>9.2%} "
-        line += f"{row['lost_gpu_hours_per_day']:>10,.1f} GPU-h"
+        line = f"  {row['rule']:<14} {span(row['interval_s']):>10} {row['checkpoint_ratio']:>11.2%} "
+        line += f"{row['rework_ratio']:>8.2%} {row['restart_ratio']:>8.2%} {row['overhead_ratio']:>8.2%} "
+        line += f"{row['lost_gpu_hours_per_day']:>9,.1f} GPU-h"
         if "lost_gpu_hours_of_run" in row:
-            line += f" {row['lost_gpu_hours_of_run']:>11,.1f} GPU-h"
+            line += f" {_gpu_hours(row['lost_gpu_hours_of_run']):>17}"
         out.append(line)
     without = advice["without_checkpoints"]
     if without is not None:
-        out.append(
-            f"  without any, a run of {span(without['runtime_s'])} is hit with probability {without['p_failure']:.3f} "
-            f"and expected to lose {without['lost_gpu_hours_of_run']:,.1f} GPU-h"
-        )
+        first, whole = (_gpu_hours(without[f"lost_gpu_hours_{part}"]) for part in ("at_first_failure", "of_run"))
+        out += [
+            f"  without any, a run of {span(without['runtime_s'])} is hit with probability {without['p_failure']:.3f};",
+            f"  its first failure is expected to cost {first}, and begun anew until it gets through it wastes {whole}",
+        ]
     return out
 
 
+def _gpu_hours(value: float) -> str:
+    return f"{value:,.1f} GPU-h" if value < 1e9 else "more than 10⁹ GPU-h"
+
+
 def _counted(rate: Rate) -> str:
-    counted = rate.counted
-    if counted is None:
+    seen = rate.counted
+    if seen is None:
         return "nothing seen"
-    value, low, high = (1000 * one for one in counted)
+    value, low, high = (1000 * one for one in seen)
     return (
         f"{rate.failures:>5} in {rate.node_days:>12,.1f} node-days: {value:.3g} per 1,000 "
         f"(exact 95 %: {low:.3g} to {high:.3g})"
@@ -157,5 +177,6 @@ def span(seconds: float) -> str:
         return "for ever"
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
+            length = seconds / size
+            return f"{length:,.0f} {unit}" if length >= 100 else f"{length:.3g} {unit}"
     return f"{seconds:.3g} s"

@@ -257,11 +257,15 @@ def read_jobs(store: Readable, cluster: str, since: datetime) -> pl.DataFrame:
     )
 
 
-def read_told_jobs(store: Readable, cluster: str, since: datetime) -> pl.DataFrame:
-    """Jobs of which something was heard since a moment, new or known, in JOB_COLUMNS, by submit time."""
+def read_jobs_written_since(store: Readable, cluster: str, snapshot: int) -> pl.DataFrame:
+    """Jobs whose rows were written after a snapshot, new or known, in JOB_COLUMNS, by submit time.
+
+    Whatever their times are, and whether or not any tells when they were heard of. Where maintenance wrote a file anew,
+    unchanged ones are among them.
+    """
     return store.query(
-        'SELECT * FROM core_jobs WHERE "cluster" = ? AND observed_at >= ? ORDER BY submit_time, job_id',
-        [cluster, since],
+        'SELECT * FROM core_jobs WHERE "cluster" = ? AND snapshot_id > ? ORDER BY submit_time, job_id',
+        [cluster, snapshot],
     )
 
 

@@ -156,6 +156,7 @@ def job_forecasts(jobs: pl.DataFrame, rows: pl.DataFrame, told: pl.DataFrame | N
                 lost_gpu_hours_hardware=_first(found, "lost_gpu_hours_hardware"),
                 lost_gpu_hours_checkpointed=_first(found, "lost_gpu_hours_checkpointed"),
                 checkpoint_interval_s=_first(found, "checkpoint_interval_s"),
+                mode_s=_first(found, "mode_s"),
                 progress=_progress(progress.get(job["job_id"])),
             )
         )

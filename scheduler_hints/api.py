@@ -37,8 +37,8 @@ def create_app(
         without_scheduler: Those of them for which no scheduler is configured: what only one gives is not awaited.
         tokens: Who may ask; None: anyone who can reach it (see `tokens.check_bind`).
         forecast_runtimes: Called on a thread with a cluster and jobs (the fields of `forecasts.JobRequest`, with
-            `submit_time` filled in); gives one `Quantiles` for each. It raises `errors.ForecastUnavailableError` when
-            it has no model.
+            `submit_time` filled in); gives a `forecasts.Forecast` of them. It raises `errors.ForecastUnavailableError`
+            when it cannot.
         readiness: Why the process is not ready beyond what its shards say, or None.
         store: Another store of shards, for tests.
     """

@@ -63,7 +63,7 @@ class Answer:
         items: Hints as dicts, field names as in `schema.py`.
         facts: The rest of the answer: version, generated_at, stale_shards, model_versions, …
         deadline_s: When it expires, on the client's clock, s (`HintsClient.expires_in_s`). What the API does not limit
-            (status, runtime forecasts, an unknown job) holds for the moment it was asked.
+            (status, an unknown job) holds for the moment it was asked.
         problem: Why the API could not be asked this time, in words; an answer that is fresh all the same was kept.
     """
 
@@ -188,7 +188,10 @@ class HintsClient:
         return self._ask("/v1/status", keeps=False)
 
     def runtime_forecasts(self, cluster: str, jobs: Sequence[dict[str, Any]]) -> Answer:
-        """Runtime quantiles of jobs that are not submitted yet, in the order given.
+        """Runtimes of jobs that are not submitted yet, in the order given: quantiles, and the most likely.
+
+        `facts` say what they rest on: `model_version`, `rests_on`, `ended_jobs`, `note` (null, or what to know before
+        believing them), `data_age_s`. The answer may be used until `deadline_s`.
 
         Args:
             cluster: Cluster they would run on.

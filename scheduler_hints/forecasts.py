@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -22,9 +22,8 @@ FORECAST_TIMEOUT_S = 30.0
 MAX_FORECASTS = 4
 SUBMIT_YEARS = (2000, 2200)
 
-Forecaster = Callable[[str, list[dict[str, Any]]], list[Quantiles]]
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+_Some = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 
 
 class JobRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -35,11 +34,11 @@ class JobRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     account: _Text | None = None
     queue: _Text | None = None
     name: _Text | None = None
-    nodes: _Count | None = None
-    cpus: _Count | None = None
-    gpus: _Count | None = None
-    memory_mib: Annotated[int, msgspec.Meta(ge=0, le=10**12)] | None = None
-    time_limit_s: Annotated[int, msgspec.Meta(ge=0, le=10**9)] | None = None
+    nodes: _Some | None = None
+    cpus: _Some | None = None
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] | None = None
+    memory_mib: Annotated[int, msgspec.Meta(ge=1, le=10**12)] | None = None
+    time_limit_s: Annotated[int, msgspec.Meta(ge=1, le=10**9)] | None = None
     submit_time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
@@ -54,18 +53,83 @@ _request_decoder = msgspec.json.Decoder(ForecastRequest)
 
 
 class RuntimeForecast(msgspec.Struct, frozen=True):
-    """Runtime quantiles of one job of a request; `job_id` is what the request called it."""
+    """Runtime of one job of a request; `job_id` is what the request called it.
+
+    `mode_s`: the most likely runtime, the one that most probability lies within 25 % of.
+    """
 
     job_id: str | None
     runtime: Quantiles
+    mode_s: float | None
 
 
 class RuntimeForecasts(msgspec.Struct, frozen=True):
-    """Forecasts in the order of the request's jobs."""
+    """Forecasts in the order of the request's jobs, and what they rest on.
+
+    `model_version`: in charge of the cluster's runtimes, as in published forecasts. `rests_on`: `model`: a trained one
+    has earned its place; `recent_runtimes`: a baseline, what the same user or request took of late; `time_limits`: no
+    job of the cluster has ended yet, a forecast is the job's own time limit (one hour where it has none) with a guessed
+    spread. `ended_jobs`: jobs looked back on. `note`: what a reader should know before believing this, or null.
+    `data_age_s`: age of the newest word of the scheduler behind it; null where none tells. It may be used for
+    `expires_in_s`.
+    """
 
     items: list[RuntimeForecast]
     cluster: str
     generated_at: datetime
+    model_version: str
+    rests_on: Literal["model", "recent_runtimes", "time_limits"]
+    ended_jobs: int
+    note: str | None
+    data_age_s: float | None
+    expires_in_s: float
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What a forecaster gives: one runtime and one mode for each job in order, and what they rest on.
+
+    `history_days`: how far back it looks for `ended_jobs`. `ttl_s`: how long it may be used.
+    """
+
+    runtimes: list[Quantiles]
+    modes_s: list[float | None]
+    model_version: str
+    ended_jobs: int
+    history_days: float
+    data_age_s: float | None
+    ttl_s: float
+
+
+Forecaster = Callable[[str, list[dict[str, Any]]], Forecast]
+
+
+def answer_forecast(request: ForecastRequest, cluster: str, made: Forecast, now: datetime) -> RuntimeForecasts:
+    """The answer to a request.
+
+    Args:
+        request: What was asked.
+        cluster: Name of the cluster.
+        made: What the forecaster said.
+        now: When, UTC.
+    """
+    items = [
+        RuntimeForecast(job.job_id, runtime, mode_s)
+        for job, runtime, mode_s in zip(request.jobs, made.runtimes, made.modes_s, strict=True)
+    ]
+    is_model = not made.model_version.startswith("baseline:")
+    none = f"no job of {cluster} that the store knows has ended in the last {made.history_days:.0f} days"
+    if made.ended_jobs:
+        rests_on, note = "model" if is_model else "recent_runtimes", None
+    elif is_model:
+        rests_on, note = "model", f"{none}: the model speaks without any history; look whether ingest runs"
+    else:
+        rests_on = "time_limits"
+        note = (
+            f"{none}: these are time limits (one hour where a job has none) with a guessed spread; do not plan by them"
+        )
+    return RuntimeForecasts(
+        items, cluster, now, made.model_version, rests_on, made.ended_jobs, note, made.data_age_s, made.ttl_s
+    )
 
 
 class Forecasts:
@@ -76,7 +140,7 @@ class Forecasts:
         self._lock = threading.Lock()
         self._running = 0
 
-    async def run(self, cluster: str, jobs: list[dict[str, Any]]) -> list[Quantiles]:
+    async def run(self, cluster: str, jobs: list[dict[str, Any]]) -> Forecast:
         """Forecast on a thread; each job has the fields of `JobRequest`.
 
         Raises:
@@ -90,9 +154,9 @@ class Forecasts:
                 raise UnavailableError("busy", f"{self._running} forecasts are being made; come back in a moment")
             self._running += 1
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Quantiles]] = loop.create_future()
+        future: asyncio.Future[Forecast] = loop.create_future()
 
-        def settle(outcome: list[Quantiles] | Exception) -> None:
+        def settle(outcome: Forecast | Exception) -> None:
             if future.done():  # the request has given up on it
                 return
             if isinstance(outcome, Exception):
@@ -102,7 +166,7 @@ class Forecasts:
 
         def work() -> None:
             try:
-                outcome: list[Quantiles] | Exception = forecast(cluster, jobs)
+                outcome: Forecast | Exception = forecast(cluster, jobs)
             except Exception as error:
                 outcome = error
             finally:

@@ -23,7 +23,7 @@ from scheduler_hints.errors import (
     UnavailableError,
     UnsupportedMediaError,
 )
-from scheduler_hints.forecasts import ForecastRequest, RuntimeForecasts
+from scheduler_hints.forecasts import ForecastRequest, RuntimeForecast, RuntimeForecasts
 from scheduler_hints.memory_estimates import MemoryEstimate, MemoryRequest, answer_memory
 from scheduler_hints.progress import ProgressKept, ProgressRequest
 from scheduler_hints.queries import PARAMETERS, Parameter
@@ -62,6 +62,7 @@ _JOB = JobForecast(
         "×1.3: asks for 16 GPUs on 2 nodes, up to 4 h",
     ],
     lost_gpu_hours=0.9, lost_gpu_hours_hardware=0.02, lost_gpu_hours_checkpointed=0.27, checkpoint_interval_s=14_200,
+    mode_s=1210,
 )  # fmt: skip
 _ITEMS: dict[str, Any] = {
     "bottlenecks": Bottleneck(
@@ -219,10 +220,13 @@ def document() -> bytes:
         }
     }
     request = {"cluster": "alpha", "jobs": [{"job_id": "next", "user": "ada", "gpus": 16, "time_limit_s": 14400}]}
-    made = {"items": [{"job_id": "next", "runtime": _QUANTILES}], "cluster": "alpha", "generated_at": _AT}
+    made = RuntimeForecasts(
+        [RuntimeForecast("next", _QUANTILES, 1210.0)], "alpha", _AT, "runtime-20260314T020000", "model", 48_211, None,
+        41.5, 600.0,
+    )  # fmt: skip
     paths["/v1/runtime-forecasts"] = {
         "post": {
-            "summary": "Runtime quantiles of up to 1,000 jobs that are not submitted yet",
+            "summary": "Runtimes of up to 1,000 jobs that are not submitted yet, and what the forecasts rest on",
             "requestBody": {"required": True, "content": _json(of["request"], request)},
             "responses": {"200": {"description": "In the order asked", "content": _json(of["forecasts"], made)}}
             | _errors(*_BODY_ERRORS, UnavailableError),

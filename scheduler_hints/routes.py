@@ -29,7 +29,7 @@ from scheduler_hints.errors import (
     UnsupportedMediaError,
     encode_error,
 )
-from scheduler_hints.forecasts import Forecaster, Forecasts, RuntimeForecast, RuntimeForecasts, decode_request
+from scheduler_hints.forecasts import Forecaster, Forecasts, answer_forecast, decode_request
 from scheduler_hints.memory_estimates import answer_memory, decode_memory_request
 from scheduler_hints.metrics import CONTENT_TYPE, Metrics
 from scheduler_hints.progress import decode_progress, keep_progress
@@ -148,8 +148,7 @@ class Routes:
         for job in jobs:
             job["submit_time"] = job["submit_time"] or now
         found = await self.forecasts.run(cluster, jobs)
-        items = [RuntimeForecast(job.job_id, runtime) for job, runtime in zip(asked.jobs, found, strict=True)]
-        return _Json(RuntimeForecasts(items, cluster, now))
+        return _Json(answer_forecast(asked, cluster, found, now))
 
     async def memory_estimates(self, request: Request) -> Response:
         self._admit(request)

@@ -103,12 +103,15 @@ class JobProgress(msgspec.Struct, frozen=True):
 
 
 class JobForecast(msgspec.Struct, frozen=True):
-    """What is foreseen for one known job. `remaining` for a running job, `wait` for a pending one.
+    """What is foreseen for one known job. `remaining` for a running job, `wait` and `runtime` for a pending one.
 
+    `mode_s`: the most likely runtime, the one that most probability lies within 25 % of; the median `q50_s` of
+    `runtime` errs least on the whole, its `q80_s` is for fitting jobs into gaps.
     `p_timeout`, `p_node_failure` and `p_out_of_memory` are parts of `p_fail`; what is left is a failure of its own.
     `reasons` say why it runs as long as foreseen: how far from usual, then up to three groups of facts, each with the
     factor it moves the median by. Where `remaining` follows reported `progress`, that comes first among them, and
-    `model_version` ends in `+progress`.
+    `model_version` ends in `+progress`. It begins with `baseline:` where no trained model has earned its place, and is
+    `baseline:no_history` while no job of the cluster has ended: `runtime` is then the time limit with a guessed spread.
     `lost_gpu_hours`: expected to be lost to any bad end without checkpoints, `lost_gpu_hours_hardware` to node failures
     alone, `lost_gpu_hours_checkpointed` to these with a checkpoint each `checkpoint_interval_s`, its own time counted;
     null without GPUs. The interval is null until a failure was seen on the cluster.
@@ -144,6 +147,7 @@ class JobForecast(msgspec.Struct, frozen=True):
     lost_gpu_hours_checkpointed: float | None = None
     checkpoint_interval_s: float | None = None
     progress: JobProgress | None = None
+    mode_s: float | None = None
 
 
 class ReservationPlan(msgspec.Struct, frozen=True):

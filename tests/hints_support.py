@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from scheduler_hints.forecasts import Forecast
 from scheduler_hints.schema import (
     Bottleneck,
     DemandForecast,
@@ -71,6 +72,15 @@ def job(job_id: str = "4711", **changes: Any) -> JobForecast:
         "generated_at": datetime.now(UTC),
     }  # fmt: skip
     return JobForecast(**(fields | changes))
+
+
+def forecast_of(jobs: list[dict[str, Any]], runtimes: list[Quantiles] | None = None, **changes: Any) -> Forecast:
+    """What a forecaster says of jobs."""
+    fields: dict[str, Any] = {
+        "runtimes": runtimes or [QUANTILES for _ in jobs], "modes_s": [590.0 for _ in jobs],
+        "model_version": "runtime-1", "ended_jobs": 500, "history_days": 120.0, "data_age_s": 12.5, "ttl_s": 600.0,
+    }  # fmt: skip
+    return Forecast(**(fields | changes))
 
 
 def plan(name: str = "p1", **changes: Any) -> ReservationPlan:

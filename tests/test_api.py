@@ -27,11 +27,11 @@ from scheduler_hints.reloader import ShardStore
 from scheduler_hints.schema import ErrorBody, Quantiles
 from scheduler_hints.tokens import TokenStore, create_token
 from tests.hints_support import (
-    QUANTILES,
     Reply,
     again,
     ask,
     bottleneck,
+    forecast_of,
     job,
     publish,
     risk,
@@ -642,11 +642,11 @@ def test_a_bug_in_a_hot_read_is_a_500_too(tmp_path: Path) -> None:
 # --- runtime forecasts ------------------------------------------------------------------------------------------------
 
 
-def _forecaster(cluster: str, jobs: list[dict[str, Any]]) -> list[Quantiles]:
+def _forecaster(cluster: str, jobs: list[dict[str, Any]]) -> forecasts.Forecast:
     if cluster == "beta":
         raise ForecastUnavailableError("no runtime model of beta yet: it is trained tonight")
     assert all(isinstance(one["submit_time"], datetime) for one in jobs)
-    return [Quantiles(*[float(one["gpus"] or 0)] * 8) for one in jobs]
+    return forecast_of(jobs, [Quantiles(*[float(one["gpus"] or 0)] * 8) for one in jobs])
 
 
 JSON = {"content-type": "application/json"}
@@ -665,7 +665,38 @@ def test_runtime_forecasts_come_in_the_order_asked(tmp_path: Path) -> None:
     items = reply.json()["items"]
     assert [(item["job_id"], item["runtime"]["q50_s"]) for item in items] == [(str(n), float(n)) for n in range(1000)]
     one = forecast(app, {"cluster": "alpha", "jobs": [{"submit_time": "2026-03-14T03:12:00Z"}]})
-    assert one.json()["items"] == [{"job_id": None, "runtime": msgspec.to_builtins(Quantiles(*[0.0] * 8))}]
+    zeros = msgspec.to_builtins(Quantiles(*[0.0] * 8))
+    assert one.json()["items"] == [{"job_id": None, "runtime": zeros, "mode_s": 590.0}]
+
+
+@pytest.mark.parametrize(
+    ("said", "rests_on", "note"),
+    [
+        ({}, "model", None),
+        ({"model_version": "baseline:median_key"}, "recent_runtimes", None),
+        (
+            {"model_version": "baseline:no_history", "ended_jobs": 0, "data_age_s": None},
+            "time_limits",
+            "no job of alpha that the store knows has ended in the last 120 days: these are time limits (one hour "
+            "where a job has none) with a guessed spread; do not plan by them",
+        ),
+        (
+            {"ended_jobs": 0},
+            "model",
+            "no job of alpha that the store knows has ended in the last 120 days: the model speaks without any "
+            "history; look whether ingest runs",
+        ),
+    ],
+)
+def test_runtime_forecasts_say_what_they_rest_on(
+    tmp_path: Path, said: dict[str, Any], rests_on: str, note: str | None
+) -> None:
+    app = make(tmp_path, forecast_runtimes=lambda cluster, jobs: forecast_of(jobs, **said))
+    answer = forecast(app, {"cluster": "alpha", "jobs": [{}]}).json()
+    facts = {"model_version": "runtime-1", "ended_jobs": 500, "data_age_s": 12.5} | said
+    assert {name: answer[name] for name in facts} == facts
+    assert (answer["rests_on"], answer["note"], answer["expires_in_s"]) == (rests_on, note, 600.0)
+    assert datetime.fromisoformat(answer["generated_at"]).tzinfo is not None
 
 
 @pytest.mark.parametrize(
@@ -680,6 +711,10 @@ def test_runtime_forecasts_come_in_the_order_asked(tmp_path: Path) -> None:
         ({"cluster": "alpha", "jobs": [{}] * 1001}, 422, "invalid_body", "length <= 1000"),
         ({"cluster": "alpha", "jobs": [{"usr": "a"}]}, 422, "invalid_body", "unknown field `usr` - at `$.jobs[0]`"),
         ({"cluster": "alpha", "jobs": [{"gpus": -1}]}, 422, "invalid_body", "$.jobs[0].gpus"),
+        *(
+            ({"cluster": "alpha", "jobs": [{name: 0}]}, 422, "invalid_body", f">= 1 - at `$.jobs[0].{name}`")
+            for name in ("nodes", "cpus", "memory_mib", "time_limit_s")
+        ),
         ({"cluster": "alpha", "jobs": [{"submit_time": "2026-03-14T03:12:00"}]}, 422, "invalid_body", "timezone"),
         (
             {"cluster": "alpha", "jobs": [{}, {"submit_time": "9999-12-31T23:59:59-14:00"}]},
@@ -713,7 +748,7 @@ def test_without_a_forecaster_it_says_so(tmp_path: Path) -> None:
 
 
 def test_a_forecaster_that_fails_or_answers_too_few_is_a_500(tmp_path: Path) -> None:
-    for broken in (lambda cluster, jobs: 1 / 0, lambda cluster, jobs: [QUANTILES]):
+    for broken in (lambda cluster, jobs: 1 / 0, lambda cluster, jobs: forecast_of(jobs[:1])):
         app = make(tmp_path, forecast_runtimes=broken)
         error(forecast(app, {"cluster": "alpha", "jobs": [{}, {}]}), 500, "internal_error")
 
@@ -724,9 +759,9 @@ def test_a_forecaster_that_does_not_come_back_costs_its_caller_a_503(
     monkeypatch.setattr(forecasts, "FORECAST_TIMEOUT_S", 0.05)
     release = threading.Event()
 
-    def slow(cluster: str, jobs: list[dict[str, Any]]) -> list[Quantiles]:
+    def slow(cluster: str, jobs: list[dict[str, Any]]) -> forecasts.Forecast:
         release.wait(20)
-        return [QUANTILES for _ in jobs]
+        return forecast_of(jobs)
 
     app = make(tmp_path, forecast_runtimes=slow)
     publish(tmp_path)
@@ -927,9 +962,7 @@ def test_tokens_are_asked_for_and_keep_clusters_apart_on_every_route(tmp_path: P
     both = {"authorization": f"Bearer {create_token(file, 'both', 'read')}"}
     one = {"authorization": f"Bearer {create_token(file, 'one', 'place', ['beta', 'elsewhere'])}"}
     none = {"authorization": f"Bearer {create_token(file, 'none', 'admin', ['elsewhere'])}"}
-    app = make(
-        root, "alpha", "beta", tokens=TokenStore(file), forecast_runtimes=lambda c, jobs: [QUANTILES] * len(jobs)
-    )
+    app = make(root, "alpha", "beta", tokens=TokenStore(file), forecast_runtimes=lambda c, jobs: forecast_of(jobs))
     guarded = [*LISTS, "/v1/jobs/beta/4711", "/v1/status", "/metrics"]
     for path in guarded:
         reply = ask(app, path)

@@ -7,13 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from scheduler_hints.api import create_app
 from scheduler_hints.dispatch import Dispatcher
+from scheduler_hints.memory_estimates import MemoryRequest
 from scheduler_hints.queries import PARAMETERS
 from scheduler_hints.reloader import ShardStore
-from tests.hints_support import QUANTILES, Reply, ask, check_schema, job, publish
+from tests.hints_support import QUANTILES, Reply, ask, check_schema, forecast_of, job, publish
+from weatherglass import cli
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +26,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Dispatcher:
     publish(root, "beta", jobs=[job(cluster="beta", remaining=QUANTILES, p_fail=None)], ttl_s=600)
     (root / "alpha" / "nowcast-status.json").write_text('{"ticks": 3}')
     store = ShardStore(root, ["alpha", "beta"])
-    app = create_app(root, (), store=store, forecast_runtimes=lambda cluster, jobs: [QUANTILES for _ in jobs])
+    app = create_app(root, (), store=store, forecast_runtimes=lambda cluster, jobs: forecast_of(jobs))
     store.refresh()
     return app
 
@@ -135,3 +138,66 @@ def test_the_written_guide_names_every_route_and_parameter(document: dict[str, A
         for operation in methods.values():
             for one in operation.get("parameters", []):
                 assert f"`{one['name']}`" in text, (path, one["name"])
+
+
+GUIDE = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+
+
+def _section(path: str) -> str:
+    return re.split(r"\n#{2,3} ", GUIDE[GUIDE.index(f"### `POST {path}`") + 4 :])[0]
+
+
+@pytest.mark.parametrize("path", ["/v1/runtime-forecasts", "/v1/memory-estimates", "/v1/progress"])
+def test_the_written_guide_names_the_fields_that_a_body_has_and_no_other(document: dict[str, Any], path: str) -> None:
+    schemas, text = document["components"]["schemas"], _section(path)
+    operation = document["paths"][path]["post"]
+
+    def fields_of(schema: Any) -> set[str]:
+        """Names of all properties that a schema leads to."""
+        if isinstance(schema, list):
+            return set().union(*map(fields_of, schema))
+        if not isinstance(schema, dict):
+            return set()
+        if "$ref" in schema:
+            return fields_of(schemas[schema["$ref"].rsplit("/", 1)[1]])
+        own = schema.get("properties", {})
+        return set(own) | fields_of(list(own.values())) | fields_of([schema.get("items"), schema.get("anyOf")])
+
+    asked = fields_of(operation["requestBody"]["content"]["application/json"]["schema"])
+    said = fields_of(operation["responses"]["200"]["content"]["application/json"]["schema"])
+    enumerated = {str(one) for schema in schemas.values() for one in re.findall(r'"(\w+)"', json.dumps(schema))}
+    others = {"no_forecast", "journal_full", "core_job_progress", "send_progress", "job_ttl_s"}
+    named = set(re.findall(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+)+)`", text)) - others
+    assert named <= asked | said | enumerated, "what the API does not know"
+    in_examples = {name for body in re.findall(r"-d '(\{.*?\})'", text, re.DOTALL) for name in _names(json.loads(body))}
+    assert asked <= set(re.findall(r"`(\w+)`", text)) | in_examples, "what the guide leaves out"
+
+
+def _names(value: Any) -> set[str]:
+    if isinstance(value, list):
+        return set().union(*map(_names, value))
+    return set(value) | _names(list(value.values())) if isinstance(value, dict) else set()
+
+
+def test_bodies_of_the_written_guide_are_taken(app: Dispatcher) -> None:
+    header = r"'Content-Type: application/json' \\\s+"
+    bodies = re.findall(rf"\"\$URL(/v1/[\w-]+)\" -H {header}-d '(\{{.*?\}})'", GUIDE, re.DOTALL)
+    assert {path for path, _ in bodies} == {"/v1/runtime-forecasts", "/v1/memory-estimates", "/v1/progress"}
+    for path, body in bodies:
+        reply = ask(app, path, method="POST", body=body.encode(), headers={"content-type": "application/json"})
+        assert reply.status == 200, (path, reply.body)
+    for query in re.findall(r'"\$URL(/v1/[\w-]+\?[^"]*)"', GUIDE):
+        path, _, query = query.partition("?")
+        assert ask(app, path, query).status == 200, (path, query)
+
+
+def test_the_written_guide_tells_fields_from_options_with_their_defaults() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", _section("/v1/memory-estimates"), re.MULTILINE)
+    fields = {field.name: field for field in msgspec.structs.fields(MemoryRequest)}
+    assert [name for name, _, _ in rows] == list(fields)
+    options = {one.name: [*one.opts, *one.secondary_opts] for one in cli.commands["estimate-memory"].params}
+    for name, written, default in rows:
+        assert re.findall(r"`(--[\w-]+)`", written) == options.get(name.replace("memory_bytes", "memory"), []), name
+        assert (fields[name].default is msgspec.NODEFAULT) == (not default), name
+        if fields[name].default not in (None, msgspec.NODEFAULT):
+            assert msgspec.json.encode(fields[name].default).decode().strip('"') == default, name

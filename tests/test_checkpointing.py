@@ -24,6 +24,7 @@ from models.checkpointing import (
     mttf_of_probability,
     overhead_ratio,
     runtimes_of,
+    waste,
     young_interval_s,
 )
 from models.interruptions import CLASSES, Interruptions, measure, poisson_interval, prior, size_class
@@ -56,6 +57,19 @@ def test_daly_is_at_the_minimum_that_a_search_finds(checkpoint_s: float, mttf_s:
     assert overhead_ratio(daly, checkpoint_s, mttf_s) + 1 == pytest.approx(found.fun, rel=1e-4)
 
 
+@pytest.mark.parametrize("checkpoint_s", [1.0, 60.0, 600.0])
+@pytest.mark.parametrize("mttf_s", [3600.0, 1e5, 1e8])
+@pytest.mark.parametrize("restart_s", [0.0, 300.0])
+def test_nothing_wastes_less_than_the_advised_interval(checkpoint_s: float, mttf_s: float, restart_s: float) -> None:
+    daly = daly_interval_s(checkpoint_s, mttf_s)
+    least = waste(daly, checkpoint_s, mttf_s, restart_s).total
+    for factor in (0.1, 0.5, 0.8, 1.25, 2.0, 10.0):
+        other = waste(factor * daly, checkpoint_s, mttf_s, restart_s)
+        assert other.total > least, factor
+        assert (other.checkpoints < checkpoint_s / daly) == (factor > 1)
+        assert (other.rework > waste(daly, checkpoint_s, mttf_s).rework) == (factor > 1), "rework alone misleads"
+
+
 def test_checkpoints_that_cost_more_than_two_failures_come_once_a_failure() -> None:
     assert daly_interval_s(2000, 1000) == 1000
     assert daly_interval_s(1999, 1000) == pytest.approx(1000, rel=0.15)  # it joins on
@@ -64,16 +78,20 @@ def test_checkpoints_that_cost_more_than_two_failures_come_once_a_failure() -> N
 def test_overhead_is_that_of_a_simulated_job() -> None:
     rng = np.random.default_rng(7)
     tau, cost, mttf, restart, windows = 900.0, 60.0, 3600.0, 120.0, 20_000
-    wall = 0.0
+    redone = restarting = 0.0
     for _ in range(windows):
         while (fails := rng.exponential(mttf)) < tau + cost:
-            wall += fails
+            redone += fails
             while (again := rng.exponential(mttf)) < restart:  # a restart may fail, too
-                wall += again
-            wall += restart
-        wall += tau + cost
-    assert overhead_ratio(tau, cost, mttf, restart) == pytest.approx(wall / (windows * tau) - 1, rel=0.03)
-    assert overhead_ratio(1e9, 1, 1) == math.inf
+                restarting += again
+            restarting += restart
+    found, work = waste(tau, cost, mttf, restart), windows * tau
+    assert found.checkpoints == pytest.approx(cost / tau)
+    assert found.rework == pytest.approx(redone / work, rel=0.03)
+    assert found.restarts == pytest.approx(restarting / work, rel=0.03)
+    assert found.total == pytest.approx(overhead_ratio(tau, cost, mttf, restart), rel=1e-9)
+    assert waste(900, 60, 1e12, 300).total == pytest.approx(overhead_ratio(900, 60, 1e12, 300), rel=1e-5)
+    assert overhead_ratio(1e9, 1, 1) == waste(1e9, 1, 1).total == math.inf
 
 
 @pytest.mark.parametrize("interval_s", [None, 900.0, 5000.0])
@@ -222,6 +240,7 @@ def test_size_classes_have_no_gap() -> None:
 
 def test_lengths_read_well() -> None:
     assert [span(s) for s in (59, 600, 8000, 2 * DAY_S, math.inf)] == ["59 s", "10 min", "2.22 h", "2 d", "for ever"]
+    assert [span(s) for s in (5400, 150 * 60 - 60, 9873 * DAY_S)] == ["90 min", "2.48 h", "9,873 d"]
 
 
 def write_settings(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -245,7 +264,28 @@ def test_the_command_without_clusters_speaks_from_published_rates(
     rules = {(row["rule"], row["interval_s"]): row for row in read["rules"]}
     assert min(rules.values(), key=lambda row: row["overhead_ratio"])["rule"] == "Daly"
     assert ("rule of thumb", 3600.0) in rules
-    assert read["without_checkpoints"]["lost_gpu_hours_of_run"] > 10_000
+    without = read["without_checkpoints"]
+    assert without["lost_gpu_hours_of_run"] > without["lost_gpu_hours_at_first_failure"] > 10_000
+    daly = rules["Daly", read["interval_s"]]
+    assert {"Daly ÷ 2", "Daly × 2"} <= {rule for rule, _ in rules}
+    for name in ("overhead_ratio", "lost_gpu_hours_per_day", "lost_gpu_hours_of_run"):
+        assert all(row[name] >= daly[name] for row in rules.values()), name
+    for row in rules.values():
+        parts = sum(row[f"{part}_ratio"] for part in ("checkpoint", "rework", "restart"))
+        assert row["overhead_ratio"] == pytest.approx(parts)
+    assert row["lost_gpu_hours_of_run"] == pytest.approx(1024 * 7 * 24 * row["overhead_ratio"])
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf", "1e99", "x"])
+@pytest.mark.parametrize("option", ["--gpus", "--checkpoint-s", "--restart-s", "--gpus-per-node", "--runtime"])
+def test_the_command_refuses_numbers_that_cannot_be(option: str, wrong: str) -> None:
+    whole = {"--gpus": "8", "--checkpoint-s": "60", option: wrong}
+    done = CliRunner().invoke(cli, ["checkpoint-advice", *(word for pair in whole.items() for word in pair)])
+    if (option, wrong) == ("--restart-s", "0"):  # it works again at once
+        assert done.exit_code != 2
+        return
+    assert done.exit_code == 2, done.output
+    assert f"'{option}'" in done.output
 
 
 def test_the_command_counts_what_the_store_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

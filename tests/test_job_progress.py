@@ -87,6 +87,7 @@ def test_a_row_without_a_time_is_of_now(tmp_path: Path, store: Store) -> None:
         (ROW | {"step": -1}, 422, ["step", ">= 0"]),
         (ROW | {"step": 1.5}, 422, ["step", "int"]),
         (ROW | {"step_time_s": 90_000}, 422, ["step_time_s", "86400"]),
+        *((ROW | {"step_time_s": wrong}, 422, [">= 1e-06", "rows[0].step_time_s"]) for wrong in (0, -1.5)),
         (ROW | {"max_steps": 0}, 422, ["max_steps", ">= 1"]),
         (ROW | {"max_steps": 9}, 400, ["rows[0].max_steps", "at least step, 10"]),
         (ROW | {"rank": -1}, 422, ["rank", ">= 0"]),
@@ -204,6 +205,7 @@ def test_metrics_of_an_application_become_rows() -> None:
         ("training_step", seven, [10, 11]),
         ("training_max_steps", seven, [100, 0]),
         ("training_step_time_seconds", seven, [1.5, 100_000]),
+        ("training_step_time_seconds", scraped, [0]),  # before its first step
         ("training_loss", seven, [2.25, float("nan")]),
         ("training_phase", seven | {"phase": "train"}, [1, 0]),
         ("training_phase", seven | {"phase": "checkpoint"}, [0, 1]),

@@ -272,6 +272,21 @@ def test_the_command_refuses_wrong_usage_with_two() -> None:
         assert word in done.output
 
 
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf", "1.5", "99999999999999"])
+def test_the_command_refuses_numbers_that_cannot_be(wrong: str) -> None:
+    numbers = [
+        one.opts[0] for one in cli.commands["estimate-memory"].params if getattr(one.type, "name", "") == "integer"
+    ]
+    assert len(numbers) > 15
+    for option in numbers:
+        if (option, wrong) == ("--zero", "0"):
+            continue
+        done = CliRunner().invoke(cli, ["estimate-memory", *ARGUMENTS, option, wrong])
+        assert done.exit_code == 2, (option, done.output)
+        assert option.strip("-").replace("-", "_") in done.output.replace("-", "_"), done.output
+    assert CliRunner().invoke(cli, ["estimate-memory", *ARGUMENTS, "--gpu-memory", f"{wrong}x"]).exit_code == 2
+
+
 def test_json_of_the_command_is_the_answer_of_the_api(tmp_path) -> None:
     publish(tmp_path)
     app = create_app(tmp_path, (), store=ShardStore(tmp_path, ["alpha"]))
@@ -290,6 +305,12 @@ def test_json_of_the_command_is_the_answer_of_the_api(tmp_path) -> None:
         ({"layers": 100_000}, 422, "10,000"),
         ({"precision": "bf17"}, 422, "bf17"),
         ({"allocator_ratio": 2}, 422, "allocator_ratio"),
+        *(
+            ({name: wrong}, 422, name)
+            for name, default in body.items()
+            for wrong in (0, -1, 1.5, True)
+            if isinstance(default, int)
+        ),
     ):
         wrong = ask(app, "/v1/memory-estimates", method="POST", body=json.dumps(body | change).encode())
         assert wrong.status == status, wrong.body

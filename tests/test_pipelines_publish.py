@@ -184,21 +184,53 @@ def test_forecasts_on_request_keep_what_they_know_and_take_in_what_is_new(store,
     monkeypatch.setattr(adapters, "_HISTORY_DAYS", 36_500.0)  # the jobs are older than any test
     forecasts = adapters.RuntimeForecasts(settings)
     asked = {"user": "newcomer", "nodes": 1, "gpus": 4, "time_limit_s": 7200, "submit_time": START + timedelta(days=1)}
-    first, second = forecasts("alpha", [asked, asked])
+    said = forecasts("alpha", [asked, asked])
+    first, second = said.runtimes
     assert first == second, "what is not submitted is no past of another"
+    assert (said.model_version.split(":")[0], said.ended_jobs, said.ttl_s) == ("baseline", 60, 600)
+    assert said.modes_s == [first.q50_s] * 2, "a baseline has one point"
+    assert said.data_age_s == pytest.approx(
+        (datetime.now(UTC) - max(row["observed_at"] for row in queue.rows)).total_seconds(), abs=60
+    )
     known = forecasts._known["alpha"]
     history, count = known.history, known.history.table.count
     assert count == 60
     queue.rows.append({**job("late", -900, -800, -500, user="newcomer", gpus=4, seen_s=3600), "time_limit_s": 7200})
     ingest_jobs(store, queue, "alpha", START + timedelta(hours=1))
-    [after] = forecasts("alpha", [asked])
+    [after] = forecasts("alpha", [asked]).runtimes
     assert (after, known.history.table.count) == (first, count), "younger than two minutes"
     known.read_at -= 121
-    [after] = forecasts("alpha", [asked])
+    [after] = forecasts("alpha", [asked]).runtimes
     assert known.history is history, "not made anew"
     assert known.history.table.count == 61
     assert after.q50_s == pytest.approx(300, rel=0.01)
     assert first.q50_s != pytest.approx(300, rel=0.2)
+    # Rows that do not tell when they were heard of, as of a file: new ones with old dates, and what changed of them.
+    silent = {**job("old", -90_000, -80_000, -79_500, user="stranger"), "observed_at": None, "time_limit_s": 7200}
+    for row, seen in (({**silent, "end_time": None, "state": "RUNNING"}, 61), (silent, 62)):
+        rows = conform(jobs_frame([row]), "core_jobs")
+        store.transact(lambda writer, rows=rows: writer.upsert("core_jobs", rows))
+        store.compact(datetime.now(UTC))
+        known.read_at -= 121
+        said = forecasts("alpha", [asked | {"user": "stranger"}])
+        assert said.ended_jobs == seen
+        assert known.history is history, "not made anew"
+    assert said.runtimes[0].q50_s == pytest.approx(500, rel=0.01)
+
+
+def test_a_cluster_without_any_ended_job_says_what_its_forecasts_rest_on(store, settings):
+    queue = Queue(job("p", -60, state="PENDING", nodes=(), user="u2", seen_s=0))
+    ingest_jobs(store, queue, "alpha", START)
+    said = adapters.RuntimeForecasts(settings)("alpha", [{"time_limit_s": 7200, "submit_time": START}])
+    assert (said.model_version, said.ended_jobs) == ("baseline:no_history", 0)
+    assert said.runtimes[0].q50_s == pytest.approx(7200)
+    assert (
+        publish_jobs(store, queue, settings, "alpha", START + seconds(5)).model_versions["runtime"]
+        == said.model_version
+    )
+    snapshot = read_snapshot(snapshot_path(settings.published, "alpha", "jobs"))
+    [item] = [msgspec.json.decode(one, type=JobForecast) for one in snapshot.items]
+    assert (item.model_version, item.reasons) == ("baseline:no_history", ["no run has ended here yet"])
 
 
 def test_who_serves_opens_the_store_read_only_and_follows_it(tmp_path, settings):
@@ -266,6 +298,7 @@ def test_every_live_job_is_forecast_published_and_kept(store, settings):
     assert items["r"].remaining.q05_s <= items["r"].remaining.q50_s <= items["r"].remaining.q95_s <= 3600
     assert items["p"].runtime is not None
     assert items["p"].wait is not None
+    assert (items["p"].mode_s, items["r"].mode_s) == (items["p"].runtime.q50_s, None)
     assert 0 <= items["p"].p_fail <= 1
     assert all(re.match(r"about .* usual here \(.+\)", item.reasons[0]) for item in items.values())
     rows = store.query(
