@@ -32,7 +32,7 @@ class _Known:
     lock: threading.Lock = field(default_factory=threading.Lock)
     history: Any = None
     snapshot: int | None = None  # of the store, that all of it was taken in of
-    heard_at: datetime | None = None  # when the newest of its rows was heard of
+    heard_at: datetime | None = None  # until when the scheduler was read, or the newest row was heard of
     whole_at: float = float("-inf")
     read_at: float = float("-inf")
 
@@ -129,13 +129,14 @@ class RuntimeForecasts:
         """The prepared history, brought up to date when it has grown old."""
         from features.job_history import JobHistory
         from pipelines.compose import open_store
-        from pipelines.job_history import read_jobs, read_jobs_written_since
+        from pipelines.job_history import MARK, read_jobs, read_jobs_written_since
 
         now = time.monotonic()
         if now - known.read_at <= _HISTORY_AGE_S:
             return known.history
         with open_store(self._settings, read_only=True) as store:
             snapshot = store.snapshot()  # what is written from here on is read again the next time
+            read_until = store.mark(cluster, MARK)
             # A smaller one is that of another store at the same place.
             is_old = known.snapshot is None or snapshot < known.snapshot or now - known.whole_at > _WHOLE_AGE_S
             if is_old or known.snapshot is None:
@@ -145,9 +146,9 @@ class RuntimeForecasts:
                 jobs = read_jobs_written_since(store, cluster, known.snapshot)
                 known.snapshot = None  # should it fail in the middle, all is read again
                 known.history.update(jobs)
-        heard = jobs["observed_at"].max()
-        if isinstance(heard, datetime):
-            known.heard_at = heard if known.heard_at is None else max(heard, known.heard_at)
+        heard = jobs["observed_at"].max()  # of imported jobs; what a scheduler told was read until the mark
+        told = [at for at in (known.heard_at, read_until, heard) if isinstance(at, datetime)]
+        known.heard_at = max(told, default=None)
         known.snapshot, known.read_at = snapshot, now
         return known.history
 

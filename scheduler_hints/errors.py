@@ -16,6 +16,9 @@ ForecastUnavailableError    raised by an injected forecaster; becomes a 503
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -104,6 +107,25 @@ class InvalidBodyError(ApiError):
     """JSON of the wrong shape; the message names the field."""
 
     status = 422
+
+
+def invalid_body(error: msgspec.ValidationError, shapes: Mapping[str, type[msgspec.Struct]]) -> InvalidBodyError:
+    """The error for a body of the wrong shape: what is wrong and where; of an unknown field the nearest and the valid.
+
+    Args:
+        error: What msgspec said.
+        shapes: What each part of the body is called, and its type: the part that others are in first.
+    """
+    text = str(error)
+    valid = {name: list(shape.__struct_fields__) for name, shape in shapes.items()}
+    unknown = re.match(r"Object contains unknown field `(.*?)`( - at `(.*)`)?$", text)
+    if unknown is not None:
+        fields = list(valid.values())[-1 if unknown[3] else 0]
+        near = difflib.get_close_matches(unknown[1], fields, n=1)
+        near = near or [field for field in fields if unknown[1] in field.split("_")][:1]
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        text = f"unknown field `{unknown[1][:64]}`{unknown[2] or ''}{hint}; valid: {', '.join(fields)}"
+    return InvalidBodyError("invalid_body", text, valid)
 
 
 class UnavailableError(ApiError):

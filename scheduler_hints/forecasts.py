@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from scheduler_hints.errors import BadRequestError, ForecastUnavailableError, InvalidBodyError, UnavailableError
+from scheduler_hints.errors import BadRequestError, ForecastUnavailableError, UnavailableError, invalid_body
 from scheduler_hints.schema import Quantiles
 
 MAX_JOBS = 1_000
@@ -197,8 +197,7 @@ def decode_request(body: bytes) -> ForecastRequest:
     try:
         request = _request_decoder.decode(body)
     except msgspec.ValidationError as error:
-        fields = list(JobRequest.__struct_fields__)
-        raise InvalidBodyError("invalid_body", f"{error}", {"request": ["cluster", "jobs"], "job": fields}) from None
+        raise invalid_body(error, {"request": ForecastRequest, "job": JobRequest}) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequestError("bad_json", f"the body is not JSON: {error}") from None
     first, last = SUBMIT_YEARS

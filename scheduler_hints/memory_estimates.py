@@ -9,7 +9,7 @@ import msgspec
 from models.memory import estimate
 from models.memory_advice import Advice, advise
 from models.memory_inputs import MemoryInputError, Training
-from scheduler_hints.errors import BadRequestError, InvalidBodyError
+from scheduler_hints.errors import BadRequestError, InvalidBodyError, invalid_body
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 
@@ -99,8 +99,7 @@ def decode_memory_request(body: bytes) -> MemoryRequest:
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError as error:
-        fields = {"request": list(MemoryRequest.__struct_fields__)}
-        raise InvalidBodyError("invalid_body", f"{error}", fields) from None
+        raise invalid_body(error, {"request": MemoryRequest}) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequestError("bad_json", f"the body is not JSON: {error}") from None
 

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from features.vocabulary import COLUMNS, PHASES, PROGRESS_QUANTITIES
 from models.registry import sync_folder
-from scheduler_hints.errors import BadRequestError, InvalidBodyError, UnavailableError
+from scheduler_hints.errors import BadRequestError, UnavailableError, invalid_body
 from scheduler_hints.journal import is_torn
 
 MAX_ROWS = 1_000
@@ -89,8 +89,7 @@ def decode_progress(body: bytes, now: datetime) -> ProgressRequest:
     try:
         request = _request_decoder.decode(body)
     except msgspec.ValidationError as error:
-        valid = {"request": ["cluster", "rows"], "row": list(ProgressRow.__struct_fields__)}
-        raise InvalidBodyError("invalid_body", f"{error}; fields of a row: {', '.join(valid['row'])}", valid) from None
+        raise invalid_body(error, {"request": ProgressRequest, "row": ProgressRow}) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequestError("bad_json", f"the body is not JSON (NaN is none): {error}") from None
     last = now + AHEAD

@@ -709,7 +709,14 @@ def test_runtime_forecasts_say_what_they_rest_on(
         ({}, 422, "invalid_body", "cluster"),
         ({"cluster": "alpha", "jobs": []}, 422, "invalid_body", "length >= 1"),
         ({"cluster": "alpha", "jobs": [{}] * 1001}, 422, "invalid_body", "length <= 1000"),
-        ({"cluster": "alpha", "jobs": [{"usr": "a"}]}, 422, "invalid_body", "unknown field `usr` - at `$.jobs[0]`"),
+        (
+            {"cluster": "alpha", "jobs": [{"usr": "a"}]},
+            422,
+            "invalid_body",
+            "field `usr` - at `$.jobs[0]`; did you mean `user`?",
+        ),
+        ({"cluster": "alpha", "jobs": [{"walltime": 1}]}, 422, "invalid_body", "valid: job_id, user, account, queue, "),
+        ({"clustr": "alpha", "jobs": [{}]}, 422, "invalid_body", "did you mean `cluster`?; valid: cluster, jobs"),
         ({"cluster": "alpha", "jobs": [{"gpus": -1}]}, 422, "invalid_body", "$.jobs[0].gpus"),
         *(
             ({"cluster": "alpha", "jobs": [{name: 0}]}, 422, "invalid_body", f">= 1 - at `$.jobs[0].{name}`")

@@ -299,7 +299,9 @@ def test_json_of_the_command_is_the_answer_of_the_api(tmp_path) -> None:
     assert reply.json()["fits"] is False
     for change, status, word in (
         ({"heads": 33}, 422, "divisor"),
-        ({"colour": "red"}, 422, "colour"),
+        ({"colour": "red"}, 422, "unknown field `colour`; valid: layers, hidden"),
+        ({"zero": 3}, 422, "did you mean `zero_stage`?"),
+        ({"recompute": "full"}, 422, "did you mean `recomputation`?"),
         ({"layers": "32"}, 422, "layers"),
         ({"layers": 10**12}, 422, "layers"),
         ({"layers": 100_000}, 422, "10,000"),
