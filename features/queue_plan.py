@@ -91,10 +91,14 @@ def _sweep(
 ) -> None:  # fmt: skip
     """Events in order of time; each question is answered from what waits and runs when it comes."""
     n = len(submit)
-    waiting, running, place = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), np.full(n, -1)
-    is_waiting = np.zeros(n + 1, np.bool_)
+    waiting, running = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)  # both in order of their rows
+    is_waiting, is_running = np.zeros(n + 1, np.bool_), np.zeros(n + 1, np.bool_)
+    by_limit, by_keyed, widths = np.empty(n + 1), np.empty(n + 1), np.empty(n + 1)  # of the running
     waits, runs, busy = 0, 0, 0.0
+    seen_at, next_limit, next_keyed = -np.inf, np.inf, np.inf  # when the running were looked at, and their next ends
+    kept = np.full(4, np.nan)  # the promise asked for last, then
     told_at, told = -np.inf, np.full(n, np.nan)  # plan of the moment that was asked about last
+    planned = np.empty(0, np.int64)  # whom `told` speaks of
     for e in range(len(kinds)):
         kind, row = kinds[e], rows[e]
         if kind == 0:
@@ -103,82 +107,90 @@ def _sweep(
             continue
         if kind != 3:
             if is_waiting[row]:
-                at = waits - 1
-                while waiting[at] != row:
-                    at -= 1
+                at = np.searchsorted(waiting[:waits], row)
                 waiting[at : waits - 1] = waiting[at + 1 : waits].copy()
                 waits -= 1
                 is_waiting[row] = False
             if kind == 1:
-                running[runs], place[row] = row, runs
+                at = np.searchsorted(running[:runs], row)
+                running[at + 1 : runs + 1] = running[at:runs].copy()
+                running[at], is_running[row] = row, True
                 runs += 1
                 busy += width[row]
-            elif place[row] >= 0:
+            elif is_running[row]:
+                at = np.searchsorted(running[:runs], row)
                 runs -= 1
-                running[place[row]], place[running[runs]] = running[runs], place[row]
-                place[row] = -1
+                running[at:runs] = running[at + 1 : runs + 1].copy()
+                is_running[row] = False
                 busy -= width[row]
             continue
         now, mine, total = moments_s[row], own[row], capacity[row]
         moved = mine >= 0 and not is_waiting[mine]  # it starts at this very moment, which is not known yet
-        others, free = np.empty(runs, np.int64), total - busy
-        count = 0
-        for i in range(runs):
-            if running[i] != mine:
-                others[count] = running[i]
-                count += 1
-        if moved and place[mine] >= 0:
-            free += width[mine]
-        others = np.sort(others[:count])  # so that equal ends keep one order, however they came to run
-        by_limit, by_keyed, widths = np.empty(count), np.empty(count), np.empty(count)
-        for i in range(count):
-            r = others[i]
-            promised = start[r] + limit_s[r]
-            by_limit[i] = promised if promised > now else now + 60.0
-            told_end = start[r] + keyed_s[r]
-            if told_end <= now:  # past its expected end it is thought to go on for half as long as it has run
-                told_end = now + 0.5 * (now - start[r])
-            by_keyed[i] = min(told_end, by_limit[i])
-            widths[i] = width[r]
+        free = total - busy
+        if seen_at != now:  # all events of a moment come before its questions
+            for i in range(runs):
+                r = running[i]
+                promised = start[r] + limit_s[r]
+                by_limit[i] = promised if promised > now else now + 60.0
+                told_end = start[r] + keyed_s[r]
+                if told_end <= now:  # past its expected end it is thought to go on for half as long as it has run
+                    told_end = now + 0.5 * (now - start[r])
+                by_keyed[i] = min(told_end, by_limit[i])
+                widths[i] = width[r]
+            seen_at, next_limit, next_keyed = now, _soonest(by_limit[:runs]), _soonest(by_keyed[:runs])
+            kept[:] = np.nan
+        limits, keyeds, helds = by_limit[:runs], by_keyed[:runs], widths[:runs]
+        if moved:
+            seen_at = -np.inf  # what is seen without this job holds for it alone
+            kept[:] = np.nan
+            if is_running[mine]:
+                others = running[:runs] != mine
+                limits, keyeds, helds = limits[others], keyeds[others], helds[others]
+                free += width[mine]
+                next_limit, next_keyed = _soonest(limits), _soonest(keyeds)
         queue = waiting[max(0, waits - MAX_PENDING) : waits]
         _now(
-            row, mine, now, free, queue, by_limit, widths, submit, width, limit_s, asked_width[row], asked_limit_s[row],
-            last_start_s[row], out,
+            row, mine, now, free, queue, limits, helds, submit, width, limit_s, asked_width[row], asked_limit_s[row],
+            last_start_s[row], kept, out,
         )  # fmt: skip
-        if count:
-            out[row, 10], out[row, 11] = by_limit.min() - now, by_keyed.min() - now
+        if len(limits):
+            out[row, 10], out[row, 11] = next_limit - now, next_keyed - now
         if mine < 0 or asked_width[row] > total:
             continue
-        if moved:
-            line = np.append(queue, mine)
-            line = line[np.argsort(submit[line], kind="mergesort")]
-            alone = np.full(n, np.nan)
-            _plan(now, free, line, by_keyed, by_limit, widths, width, limit_s, keyed_s, alone)
-            out[row, 12] = alone[mine]
+        if not moved and told_at == now:
+            out[row, 12] = told[mine]
             continue
-        if told_at != now:
-            told[:] = np.nan
-            _plan(now, free, queue, by_keyed, by_limit, widths, width, limit_s, keyed_s, told)
-            told_at = now
+        told[planned] = np.nan
+        planned = np.append(queue, mine) if moved else queue.copy()
+        if moved:
+            planned = planned[np.argsort(submit[planned], kind="mergesort")]
+        _plan(now, free, planned, keyeds, limits, helds, width, limit_s, keyed_s, told)
+        told_at = -np.inf if moved else now
         out[row, 12] = told[mine]
+
+
+@compiled
+def _soonest(ends: Floats) -> float:
+    return ends.min() if len(ends) else np.inf
 
 
 @compiled
 def _promise(free: float, needed: float, now: float, ends: Floats, widths: Floats) -> tuple[float, float]:
     """When the running leave room by these ends, and what is free besides then."""
     until = now
-    for i in np.argsort(ends, kind="mergesort"):
-        if free >= needed:
-            break
-        free += widths[i]
-        until = ends[i]
+    if free < needed:
+        for i in np.argsort(ends, kind="mergesort"):
+            free += widths[i]
+            until = ends[i]
+            if free >= needed:
+                break
     return until, free - needed
 
 
 @compiled
 def _now(
     row: int, mine: int, now: float, free: float, queue: Ints, ends: Floats, widths: Floats, submit: Floats,
-    width: Floats, limit_s: Floats, asked: float, limit: float, last_start: float, out: Floats,
+    width: Floats, limit_s: Floats, asked: float, limit: float, last_start: float, kept: Floats, out: Floats,
 ) -> None:  # fmt: skip
     """Whether the job would start now. Those that came before the last start were refused then, and are so still."""
     head, until, spare = -1, 0.0, 0.0
@@ -197,7 +209,10 @@ def _now(
         if width[job] > free:
             if head < 0:
                 head = job
-                until, spare = _promise(free, width[job], now, ends, widths)
+                if kept[0] != free or kept[1] != width[job]:
+                    kept[0], kept[1] = free, width[job]
+                    kept[2], kept[3] = _promise(free, width[job], now, ends, widths)
+                until, spare = kept[2], kept[3]
         elif is_newer:
             if head < 0:
                 free -= width[job]
@@ -208,12 +223,8 @@ def _now(
     out[row, 0] = 1.0 if asked <= free and (head < 0 or now + limit <= until or asked <= spare) else 0.0
     out[row, 1] = free - asked
     if head >= 0:
-        out[row, 2], out[row, 3], out[row, 4], out[row, 5] = (
-            width[head],
-            until - now,
-            spare - asked,
-            now + limit - until,
-        )
+        out[row, 2], out[row, 3] = width[head], until - now
+        out[row, 4], out[row, 5] = spare - asked, now + limit - until
     else:
         out[row, 2], out[row, 4] = 0.0, free - asked
     out[row, 6], out[row, 7], out[row, 8], out[row, 9] = newer, newer_width, smaller, newest

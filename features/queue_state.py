@@ -5,12 +5,12 @@ Here belongs the state of the whole queue; not the features of one waiting job m
 
 from __future__ import annotations
 
-import bisect
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from features.compiled import compiled
 from features.job_history import NEVER, JobHistory
 from features.job_recency import row_mean
 from features.job_table import grown
@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NO_LIMIT_S = 7 * 86_400.0  # stands for a missing limit when work is added up
+_KNOWN = 16  # widths that the answer of a moment is kept for
 
 
 class QueueState:
@@ -38,6 +39,7 @@ class QueueState:
         }  # fmt: skip
         self._busy_times, self._busy, self._peak = np.empty(0, dtype=np.int64), np.empty(0), np.empty(0)
         self._count_busy(-int(NEVER))
+        self._keyed_s: Floats | None = None  # of the rows that were asked about, until the history changes
 
     def _weights(self, rows: Any) -> tuple[Floats, Floats, Floats]:
         """Limit, width × limit, and width × end by limit (s since 2000), of some rows."""
@@ -54,7 +56,7 @@ class QueueState:
             old_start: Starts of those that have changed, as they were.
             old_end: Their ends.
         """
-        table, grow = self.history.table, self._grown
+        table, grow, self._keyed_s = self.history.table, self._grown, None
         limit_s, work, limit_end = self._weights(rows)
         whole = {"width": table.width[rows], "work": work, "limit_end": limit_end}
         self.limit_s = grow("limit_s", self.limit_s, rows, limit_s)
@@ -113,6 +115,15 @@ class QueueState:
 
     def keyed_s(self, rows: Ints) -> Floats:
         """Keyed recency of history rows at their own submits: last two by key, else by user, else the limit."""
+        held = self._keyed_s
+        if held is None:
+            held = self._keyed_s = np.full(self.history.table.count, np.nan)
+        unknown = rows[np.isnan(held[rows])]
+        if len(unknown):
+            held[unknown] = self._keyed(unknown)
+        return held[rows]
+
+    def _keyed(self, rows: Ints) -> Floats:
         table, history = self.history.table, self.history
         found = np.full(len(rows), np.nan)
         for group in ("key", "user"):
@@ -133,69 +144,83 @@ class QueueState:
         if not n:
             return out
         rows = np.flatnonzero((table.start <= moments.max()) & (table.end >= moments.min()))
-        start_s = since_2000(table.start[rows])
-        ends = {"shadow_limit": start_s + self.limit_s[rows], "shadow_keyed": start_s + self.keyed_s(rows)}
-        capacity = self.capacity(moments)
-        order = np.argsort(moments, kind="stable")
+        start_s, place = since_2000(table.start[rows]), np.full(table.count + 1, -1)
+        place[rows] = np.arange(len(rows))
+        expected = {"shadow_limit": start_s + self.limit_s[rows], "shadow_keyed": start_s + self.keyed_s(rows)}
+        by_start, by_end = (np.argsort(times[rows], kind="stable") for times in (table.start, table.end))
         for name in names:
-            out[name] = self._sweep(rows, ends[name], start_s, width, moments, own, capacity, order)
+            until = np.full(n, np.nan)
+            _sweep(
+                table.start[rows], table.end[rows], table.width[rows], start_s, expected[name], by_start, by_end,
+                np.argsort(moments, kind="stable"), moments, since_2000(moments), width, place[own],
+                self.capacity(moments), until,
+            )  # fmt: skip
+            out[name] = np.log1p(until)
         return out
 
-    def _sweep(
-        self, rows: Ints, expected: Floats, start_s: Floats, width: Floats, moments: Ints, own: Ints, capacity: Floats,
-        order: Ints,
-    ) -> Floats:  # fmt: skip
-        table = self.history.table
-        starts, ends, widths = table.start[rows].tolist(), table.end[rows].tolist(), table.width[rows].tolist()
-        when = expected.tolist()
-        by_start = np.argsort(table.start[rows], kind="stable").tolist()
-        by_end = np.argsort(table.end[rows], kind="stable").tolist()
-        running: list[tuple[float, int]] = []  # (expected end, position in rows), sorted
-        position = {int(row): k for k, row in enumerate(rows)}
-        is_in = [False] * len(rows)
-        busy = 0.0
-        came = went = 0
-        known: dict[tuple[float, int], float] = {}  # width and own place → answer, while nothing starts or ends
-        known_at = None
-        result = np.full(len(moments), np.nan)
-        for query in order.tolist():
-            moment = int(moments[query])
-            while came < len(by_start) and starts[by_start[came]] <= moment:
-                k = by_start[came]
-                came += 1
-                bisect.insort(running, (when[k], k))
-                is_in[k] = True
-                busy += widths[k]
-            while went < len(by_end) and ends[by_end[went]] <= moment:
-                k = by_end[went]
-                went += 1
-                if is_in[k]:
-                    del running[bisect.bisect_left(running, (when[k], k))]
-                    is_in[k] = False
-                    busy -= widths[k]
-            mine = position.get(int(own[query]), -1)
-            others = busy - (widths[mine] if mine >= 0 and is_in[mine] else 0.0)
-            needed = width[query] - (capacity[query] - others)
-            if width[query] > capacity[query]:
+
+@compiled
+def _sweep(
+    starts: Ints, ends: Ints, widths: Floats, start_s: Floats, expected: Floats, by_start: Ints, by_end: Ints,
+    order: Ints, moments: Ints, moments_s: Floats, asked: Floats, own: Ints, capacity: Floats, out: Floats,
+) -> None:  # fmt: skip
+    """Seconds until the running leave room for what is asked, themselves left out; questions in order of time."""
+    n, came, went, runs, busy = len(starts), 0, 0, 0, 0.0
+    running, is_in = np.empty(n + 1, np.int64), np.zeros(n + 1, np.bool_)  # in order of their expected ends
+    told_width, told, known, known_at = np.empty(_KNOWN), np.empty(_KNOWN), 0, np.int64(0)  # of the same moment
+    for question in order:
+        moment, now_s = moments[question], moments_s[question]
+        if moment != known_at:
+            known, known_at = 0, moment
+        while came < n and starts[by_start[came]] <= moment:
+            k = by_start[came]
+            came += 1
+            at = runs
+            while at > 0 and (
+                expected[running[at - 1]] > expected[k]
+                or (expected[running[at - 1]] == expected[k] and running[at - 1] > k)
+            ):
+                running[at] = running[at - 1]
+                at -= 1
+            running[at], is_in[k] = k, True
+            runs += 1
+            busy += widths[k]
+        while went < n and ends[by_end[went]] <= moment:
+            k = by_end[went]
+            went += 1
+            if is_in[k]:
+                runs -= 1
+                at = 0
+                while running[at] != k:
+                    at += 1
+                for i in range(at, runs):
+                    running[i] = running[i + 1]
+                is_in[k] = False
+                busy -= widths[k]
+        mine = own[question] if own[question] >= 0 and is_in[own[question]] else -1
+        if asked[question] > capacity[question]:
+            continue
+        at = 0
+        while at < known and told_width[at] != asked[question]:
+            at += 1
+        if mine < 0 and at < known:
+            out[question] = told[at]
+            continue
+        needed = asked[question] - (capacity[question] - (busy - (widths[mine] if mine >= 0 else 0.0)))
+        until = now_s
+        for i in range(runs):
+            if needed <= 0:
+                break
+            k = running[i]
+            if k == mine:
                 continue
-            if moment != known_at:
-                known, known_at = {}, moment
-                now_s = float(since_2000(moments[query : query + 1])[0])
-            asked = (float(width[query]), mine if mine >= 0 and is_in[mine] else -1)
-            if asked in known:
-                result[query] = known[asked]
-                continue
-            until = now_s
-            for end_s, k in running:
-                if needed <= 0:
-                    break
-                if k == mine:
-                    continue
-                needed -= widths[k]
-                # Past its expected end it is thought to go on for half as long as it has run.
-                until = max(until, end_s if end_s > now_s else now_s + 0.5 * (now_s - start_s[k]))
-            result[query] = known[asked] = np.log1p(until - now_s)
-        return result
+            needed -= widths[k]
+            # Past its expected end it is thought to go on for half as long as it has run.
+            until = max(until, expected[k] if expected[k] > now_s else now_s + 0.5 * (now_s - start_s[k]))
+        out[question] = until - now_s
+        if mine < 0 and known < _KNOWN:
+            told_width[known], told[known] = asked[question], out[question]
+            known += 1
 
 
 def since_2000(times: Ints) -> Floats:

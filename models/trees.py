@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from features.compiled import compiled
 
 JUDGES = 1_000  # rows that a split is chosen by at most
+_AT_ONCE = 4  # features cut at once: their sums do not wait for each other
 
 
 @compiled
@@ -26,6 +27,66 @@ def _draw(state: Any, below: int) -> Any:
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = z ^ (z >> np.uint64(31))
     return np.int64((z >> np.uint64(1)) % np.uint64(below))
+
+
+@compiled
+def _differs(X: NDArray[np.float32], at: NDArray[np.int32], column: int) -> bool:
+    """Whether the rows differ in the feature."""
+    value = X[at[0], column]
+    i = 1
+    while i < len(at) and X[at[i], column] == value:
+        i += 1
+    return i < len(at)
+
+
+@compiled
+def _cut(low: Any, high: Any, draw: int) -> Any:
+    """The cut so far of the way from the least value to the greatest, below the greatest."""
+    cut = np.float32(low + (high - low) * (draw / np.float64(1 << 30)))
+    return low if cut >= high else cut
+
+
+@compiled
+def _cut_at_once(
+    X: NDArray[np.float32], at: NDArray[np.int32], target: NDArray[np.float64], asked: NDArray[np.int64],
+    draws: NDArray[np.int64], values: NDArray[np.float32], cuts: NDArray[np.float32], totals: NDArray[np.float64],
+    lefts: NDArray[np.int64],
+) -> None:  # fmt: skip
+    """Of four features: where each is cut, the sum of the targets on its left, and how many those are."""
+    a, b, c, d = asked[0], asked[1], asked[2], asked[3]
+    low_a, low_b, low_c, low_d = X[at[0], a], X[at[0], b], X[at[0], c], X[at[0], d]
+    high_a, high_b, high_c, high_d = low_a, low_b, low_c, low_d
+    for i in range(len(at)):
+        row = at[i]
+        of_a, of_b, of_c, of_d = X[row, a], X[row, b], X[row, c], X[row, d]
+        values[i, 0], values[i, 1], values[i, 2], values[i, 3] = of_a, of_b, of_c, of_d
+        low_a = of_a if of_a < low_a else low_a
+        low_b = of_b if of_b < low_b else low_b
+        low_c = of_c if of_c < low_c else low_c
+        low_d = of_d if of_d < low_d else low_d
+        high_a = of_a if of_a > high_a else high_a
+        high_b = of_b if of_b > high_b else high_b
+        high_c = of_c if of_c > high_c else high_c
+        high_d = of_d if of_d > high_d else high_d
+    cuts[0], cuts[1] = _cut(low_a, high_a, draws[0]), _cut(low_b, high_b, draws[1])
+    cuts[2], cuts[3] = _cut(low_c, high_c, draws[2]), _cut(low_d, high_d, draws[3])
+    cut_a, cut_b, cut_c, cut_d = cuts[0], cuts[1], cuts[2], cuts[3]
+    total_a = total_b = total_c = total_d = 0.0
+    left_a = left_b = left_c = left_d = 0
+    for i in range(len(at)):
+        aim = target[i]
+        is_a, is_b = values[i, 0] <= cut_a, values[i, 1] <= cut_b
+        is_c, is_d = values[i, 2] <= cut_c, values[i, 3] <= cut_d
+        total_a += aim if is_a else 0.0
+        total_b += aim if is_b else 0.0
+        total_c += aim if is_c else 0.0
+        total_d += aim if is_d else 0.0
+        left_a += is_a
+        left_b += is_b
+        left_c += is_c
+        left_d += is_d
+    totals[0], totals[1], totals[2], totals[3] = total_a, total_b, total_c, total_d
+    lefts[0], lefts[1], lefts[2], lefts[3] = left_a, left_b, left_c, left_d
 
 
 @compiled
@@ -66,7 +127,10 @@ def grow(
     right = np.empty(most, np.int32)
     samples = np.empty((most // 2 + 2, keep), np.float32)
     sizes = np.empty(most // 2 + 2, np.int32)
-    values = np.empty(rows, np.float32)
+    values = np.empty((JUDGES, _AT_ONCE), np.float32)
+    asked, draws = np.zeros(_AT_ONCE, np.int64), np.zeros(_AT_ONCE, np.int64)
+    cuts, left_totals = np.empty(_AT_ONCE, np.float32), np.empty(_AT_ONCE, np.float64)
+    lefts = np.empty(_AT_ONCE, np.int64)
     spare_at, spare_target = np.empty(rows, np.int32), np.empty(rows, np.float64)
     columns = np.arange(f)
     stack = np.empty((rows + 2, 3), np.int64)  # first row, last row, node that this is the right child of
@@ -91,44 +155,38 @@ def grow(
             total = 0.0
             for i in range(first, first + judges):
                 total += target[i]
-            for k in range(f):
-                if k >= tried and best >= 0:
-                    break
-                j = k + _draw(state, f - k)
-                columns[k], columns[j] = columns[j], columns[k]
-                column = columns[k]
-                low = X[at[first], column]
-                high = low
-                for i in range(judges):
-                    value = X[at[first + i], column]
-                    values[i] = value
-                    low, high = min(low, value), max(high, value)
-                if not high > low:
+            mine, aims = at[first : first + judges], target[first : first + judges]
+            k = 0
+            while k < f and not (k >= tried and best >= 0):
+                held = 0
+                upto = tried if k < tried else k + 1
+                while k < upto and held < _AT_ONCE:
+                    j = k + _draw(state, f - k)
+                    columns[k], columns[j] = columns[j], columns[k]
+                    if _differs(X, mine, columns[k]):
+                        asked[held], draws[held] = columns[k], _draw(state, 1 << 30)
+                        held += 1
+                    k += 1
+                if held == 0:
                     continue
-                cut = np.float32(low + (high - low) * (_draw(state, 1 << 30) / np.float64(1 << 30)))
-                if cut >= high:
-                    cut = low
-                left_total, left = 0.0, 0
-                for i in range(judges):
-                    if values[i] <= cut:
-                        left_total += target[first + i]
-                        left += 1
-                if left < min_leaf or judges - left < min_leaf:
-                    continue
-                rest = total - left_total
-                gain = left_total * left_total / left + rest * rest / (judges - left)
-                if best < 0 or gain > best_gain:
-                    best, best_gain, best_cut = column, gain, cut
+                _cut_at_once(X, mine, aims, asked, draws, values, cuts, left_totals, lefts)
+                for h in range(held):
+                    if lefts[h] < min_leaf or judges - lefts[h] < min_leaf:
+                        continue
+                    rest = total - left_totals[h]
+                    gain = left_totals[h] * left_totals[h] / lefts[h] + rest * rest / (judges - lefts[h])
+                    if best < 0 or gain > best_gain:
+                        best, best_gain, best_cut = asked[h], gain, cuts[h]
         middle = first
         if best >= 0:
             over = 0
             for i in range(first, last):
-                if X[at[i], best] <= best_cut:
-                    at[middle], target[middle] = at[i], target[i]
-                    middle += 1
-                else:
-                    spare_at[over], spare_target[over] = at[i], target[i]
-                    over += 1
+                row, aim = at[i], target[i]
+                is_left = X[row, best] <= best_cut
+                at[middle], target[middle] = row, aim  # without a branch, which would be guessed wrong half the time
+                spare_at[over], spare_target[over] = row, aim
+                middle += is_left
+                over += not is_left
             for i in range(over):
                 at[middle + i], target[middle + i] = spare_at[i], spare_target[i]
         if best < 0:

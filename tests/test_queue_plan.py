@@ -70,6 +70,26 @@ def test_a_job_that_starts_at_once_is_asked_about_as_one_that_waits():
     }
 
 
+def test_questions_of_one_moment_are_answered_as_each_alone():
+    pick = np.random.default_rng(5)
+    jobs = [*PAST]
+    for number in range(1, 60):
+        submit, wait, run = (int(part) for part in (pick.integers(0, 4_000), pick.integers(1, 900), 2_000))
+        start = submit + wait if pick.random() < 0.6 else None
+        end = start + run if start and pick.random() < 0.5 else None
+        jobs.append(
+            _job(number, submit, start, end, nodes=int(pick.integers(1, 9)), limit=int(pick.integers(1, 9_000)))
+        )
+    frame = pl.DataFrame(jobs).cast(dict.fromkeys(("submit_time", "start_time", "end_time"), TIME))
+    asked = frame.filter(pl.col("submit_time") <= NOON + timedelta(seconds=3_000))
+    together = wait_features(asked, frame, NOON + timedelta(seconds=3_000))
+    alone = pl.concat([wait_features(asked[k], frame, NOON + timedelta(seconds=3_000)) for k in range(asked.height)])
+    assert asked.height > 30
+    assert together.equals(alone)
+    assert together["plan_wait"].n_unique() >= 3
+    assert together["shadow_limit"].n_unique() >= 3
+
+
 def test_leaves_hold_the_newest_outcomes_and_old_ones_count_less():
     days = np.arange(40)
     start = (days * 86_400_000_000).astype(np.int64)
