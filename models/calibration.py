@@ -16,6 +16,7 @@ from models.curves import LEVELS, MEDIAN, level_of, read_levels, rising
 
 Floats = NDArray[np.float64]
 MIN_ROWS = 50  # fewer outcomes correct nothing
+_LEAST_S = 0.5  # of an outcome less the tick
 PRIOR_OUTCOMES = 50  # independent outcomes that the uncorrected curves are worth, where blocks are given
 
 
@@ -46,7 +47,9 @@ class Conformal:
         return cls(LEVELS.copy(), np.zeros(len(LEVELS)), 0)
 
     @classmethod
-    def fit(cls, curves: Floats, actual_log: Floats, blocks: NDArray[Any] | None = None) -> Conformal:
+    def fit(
+        cls, curves: Floats, actual_log: Floats, blocks: NDArray[Any] | None = None, *, tick_s: float = 0.0
+    ) -> Conformal:  # fmt: skip
         """Learn from curves and outcomes.
 
         Args:
@@ -54,11 +57,16 @@ class Conformal:
             actual_log: ln(seconds), shape (n,).
             blocks: Rows of the same block are not independent, shape (n,); the correction is shrunk to what so few
                 outcomes can tell. None: all are independent, the correction is whole.
+            tick_s: Up to this far from an outcome is as good as on it, s. Where many outcomes are alike, an interval
+                holds all that lie on its ends: with a tick they count as inside when the levels are learnt; without,
+                half of them do.
         """
         if len(actual_log) < MIN_ROWS:
             return cls.identity()
-        held = level_of(curves, actual_log)
-        levels = np.quantile(held, LEVELS)
+        actual_s = np.exp(actual_log)
+        at_least = np.quantile(level_of(curves, np.log(actual_s + tick_s)), LEVELS)
+        at_most = np.quantile(level_of(curves, np.log(np.maximum(actual_s - tick_s, _LEAST_S))), LEVELS)
+        levels = np.where(np.arange(len(LEVELS)) < MEDIAN, at_least, at_most)
         levels[MEDIAN] = LEVELS[MEDIAN]
         levels = np.maximum.accumulate(levels[: MEDIAN + 1]).clip(max=0.5).tolist() + (
             np.maximum.accumulate(levels[MEDIAN + 1 :]).clip(min=0.5).tolist()

@@ -221,6 +221,13 @@ def cap(curves: Floats, limit_s: Floats) -> Floats:
     return np.minimum(np.maximum(curves, 0.0), top[:, None])
 
 
+def read_seconds(curves: Floats, levels: Sequence[float], limit_s: Floats) -> Floats:
+    """Curves at levels in seconds, shape (n, len(levels)); what equals the limit (NaN: none) but for rounding is it."""
+    seconds = np.exp(read_levels(curves, levels))
+    limit_s = limit_s[:, None]
+    return np.where(np.abs(seconds - limit_s) <= 1e-9 * limit_s, limit_s, seconds)
+
+
 def centred(curves: Floats, middle: Floats) -> Floats:
     """Curves whose median is moved to `middle`, shape (n,); the rest makes way."""
     out = curves.copy()

@@ -22,7 +22,7 @@ from features.jobs import feature_matrix, microseconds
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES, conform
 from models.contribution_words import in_words
 from models.contributions import Contributions, of_recency
-from models.curves import MEDIAN, quantile_frame, read_levels
+from models.curves import MEDIAN, quantile_frame, read_seconds
 from models.failure import FailureForecaster
 from models.failure_kinds import KIND_COLUMNS
 from models.failure_running import survivor_rates
@@ -146,7 +146,8 @@ def forecast_jobs(
 
     runtime = _rows(facts, _runtime_frame(curves, modes, table), "runtime", runtime_version, odds).filter(~is_running)
     model: RuntimeForecaster | None = champions.get("runtime")[1]
-    left = remaining_frame(curves, X, table, history, moment, model.landmarks if model else None)
+    known = (model.landmarks, model.grace) if model else (None, None)
+    left = remaining_frame(curves, X, table, history, moment, *known)
     remaining = _rows(facts, left, "remaining", runtime_version, odds).filter(is_running)
     waiting = JobTable(live.filter(~is_running)) if is_running.any() else table
     wait_version, waits = champions.get("wait")
@@ -207,8 +208,8 @@ def _baseline_version(keyed: KeyedRecency, history: JobHistory, moment: int) -> 
 
 
 def _runtime_frame(curves: Floats, modes: Floats, table: JobTable) -> pl.DataFrame:
-    """Quantiles and mode of runtimes, seconds, none above its job's limit."""
-    seconds = np.fmin(np.exp(read_levels(curves, QUANTILES)), table.limit_s[:, None])
+    """Quantiles and mode of runtimes, seconds; up to the median, and the mode, none above its job's limit."""
+    seconds = read_seconds(curves, QUANTILES, table.limit_s)
     mode = pl.Series("mode_s", np.fmin(np.exp(modes), table.limit_s), nan_to_null=True)
     return quantile_frame(seconds).with_columns(mode)
 

@@ -110,9 +110,10 @@ def with_progress(
     elapsed_s = ((pl.lit(at) - pl.col("start_time")).dt.total_microseconds() / 1e6).alias("elapsed_s")
     limits = asked.select(pl.col("time_limit_s").cast(pl.Float64), elapsed_s)
     left_s = (limits["time_limit_s"] - limits["elapsed_s"]).fill_null(np.inf).to_numpy()
-    left_s = np.where(left_s > 0, left_s, np.inf)  # past its limit it still runs: no one knows until when
     share = (facts["step"] / facts["max_steps"]).to_numpy()
-    p_reached = evidence.p_reached(asked, share)
+    # Past its limit a job is about to be killed, as earlier ones tell: its plan ends it only where that comes first.
+    p_reached = np.where(left_s > 0, evidence.p_reached(asked, share), 0.0)
+    left_s = np.where(left_s > 0, left_s, np.inf)
     history_s = asked.select(QUANTILE_COLUMNS).to_numpy()
     found_s = combined(history_s, plan_quantiles(facts, expected_s, evidence), p_reached, left_s)
     told = pl.DataFrame(found_s, schema=[f"{name}_new" for name in QUANTILE_COLUMNS]).with_columns(

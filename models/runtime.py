@@ -24,8 +24,9 @@ from features.vocabulary import QUANTILES
 from models.arrays import pack_arrays, unpack_arrays
 from models.calibration import MIN_ROWS, Conformal
 from models.contributions import Contributions, Steps, of_mixture, of_recency
-from models.curves import CENTRE_GAINS, MEDIAN, cap, centred, quantile_frame, read_levels
+from models.curves import CENTRE_GAINS, MEDIAN, centred, quantile_frame, read_seconds
 from models.forest import Forest, ForestSize
+from models.grace import Grace
 from models.mixture import Mix, choose_mix, pooled, weights
 from models.recency import KeyedRecency, stratum
 from models.runtime_choice import choose_centre, choose_expert, day_blocks, median_loss, snapped_curves
@@ -38,6 +39,7 @@ Matrix = NDArray[np.float32]
 MAX_LABELS = 200_000
 HOLDOUT_SHARE = 0.15  # newest released jobs that weights, choice of expert and calibration are learnt from
 MAX_HOLDOUT = 5_000
+TICK_S = 0.5  # clocks of schedulers count whole seconds
 
 
 class TooFewJobsError(ValueError):
@@ -59,6 +61,7 @@ class RuntimeForecaster:
         facts: What the fit saw and chose, for the card.
         usual_log: Median ln(runtime) of the jobs trained on, that contributions start from; None: not kept.
         landmarks: Forests of the time left while running; None: too few jobs ran so long, or not kept.
+        grace: How far runs go past their limit.
     """
 
     experts: Experts
@@ -71,6 +74,7 @@ class RuntimeForecaster:
     facts: dict[str, Any] = field(default_factory=dict)
     usual_log: float | None = None
     landmarks: LandmarkForests | None = None
+    grace: Grace = field(default_factory=Grace.none)
 
     @classmethod
     def fit(
@@ -120,7 +124,9 @@ class RuntimeForecaster:
         blocks = day_blocks(prepared.group("user")[rows[held]], table.submit[rows[held]])
         mix, losses = choose_mix(samples, X[held], y[held], table.limit_s[rows[held]], blocks)
         made = pooled(samples, X[held], mix, table.limit_s[rows[held]])
-        conformal = Conformal.fit(made.curves, np.fmin(y[held], limit_log[held]), blocks)
+        grace = Grace.fit(table.runtime_s[rows], table.limit_s[rows], table.end[rows])
+        over = grace.past_limit(made.curves, table.limit_s[rows[held]])
+        conformal = Conformal.fit(over, y[held], blocks, tick_s=TICK_S)
         centre = choose_centre(made, y[held])
         curves = made.curves if centre < 0 else centred(made.curves, made.centres[:, centre])
         snapped = snapped_curves(curves, X[held])
@@ -135,7 +141,7 @@ class RuntimeForecaster:
         }  # fmt: skip
         landmarks = LandmarkForests.fit(prepared, rows, size=size, seed=seed, threads=threads)
         usual_log = float(np.median(y))
-        return cls(experts, mix, recency, is_recency, conformal, is_snapped, centre, facts, usual_log, landmarks)
+        return cls(experts, mix, recency, is_recency, conformal, is_snapped, centre, facts, usual_log, landmarks, grace)
 
     def curves(self, X: Matrix, limit_s: Floats) -> Floats:
         """Quantile curves, ln(seconds), of shape (n, levels), from features and limits (NaN: none)."""
@@ -172,11 +178,11 @@ class RuntimeForecaster:
     def _steps(self, samples: list[NDArray[Any]], X: Matrix, limit_s: Floats) -> Steps:
         """The way from samples to the curves."""
         made = pooled(samples, X, self.mix, limit_s, CENTRE_GAINS if self.centre >= 0 else ())
-        corrected = self.conformal.apply(made.curves)
+        corrected = self.conformal.apply(self.grace.past_limit(made.curves, limit_s))
         corrected = corrected if self.centre < 0 else centred(corrected, made.centres[:, self.centre])
         snapped = snapped_curves(corrected, X) if self.is_snapped else corrected
         is_keyed = self.is_recency[stratum(X)]
-        curves = cap(np.where(is_keyed[:, None], self.recency.curves(X), snapped), limit_s)
+        curves = self.grace.past_limit(np.where(is_keyed[:, None], self.recency.curves(X), snapped), limit_s)
         medians = (made.curves[:, MEDIAN], corrected[:, MEDIAN], snapped[:, MEDIAN])
         return Steps(*medians, is_keyed, curves, made.modes)
 
@@ -191,7 +197,8 @@ class RuntimeForecaster:
             at: The moment; None for each job's submit time.
 
         Returns:
-            Columns `QUANTILE_COLUMNS`, seconds, one row per job in order; never crossing, never above the limit.
+            Columns `QUANTILE_COLUMNS`, seconds, one row per job in order; never crossing; up to the median never
+            above the limit, the higher ones no further above it than `grace` knows.
         """
         table = JobTable(jobs)
         X = feature_matrix(table, JobHistory.of(history), moments_of(table, at))
@@ -199,8 +206,7 @@ class RuntimeForecaster:
 
     def quantiles(self, X: Matrix, limit_s: Floats) -> pl.DataFrame:
         """`forecast` from features that are at hand."""
-        seconds = np.exp(read_levels(self.curves(X, limit_s), QUANTILES))
-        return quantile_frame(np.fmin(seconds, limit_s[:, None]))
+        return quantile_frame(read_seconds(self.curves(X, limit_s), QUANTILES, limit_s))
 
     def remaining(self, jobs: pl.DataFrame, history: pl.DataFrame | JobHistory, at: datetime) -> pl.DataFrame:
         """Quantiles of the time left of running jobs at a moment (`models/time_left.py`).
@@ -211,7 +217,7 @@ class RuntimeForecaster:
         table, prepared = JobTable(jobs), JobHistory.of(history)
         X = feature_matrix(table, prepared, moments_of(table, at))
         curves = self.curves(X, table.limit_s)
-        return remaining_frame(curves, X, table, prepared, microseconds(at), self.landmarks)
+        return remaining_frame(curves, X, table, prepared, microseconds(at), self.landmarks, self.grace)
 
     def left_s(
         self, X: Matrix, table: JobTable, history: JobHistory, moments: NDArray[np.int64],
@@ -229,7 +235,8 @@ class RuntimeForecaster:
         Returns:
             Seconds, shape (n, len(levels)).
         """
-        return left_s(self.curves(X, table.limit_s), X, table, history, moments, self.landmarks, levels)
+        curves = self.curves(X, table.limit_s)
+        return left_s(curves, X, table, history, moments, self.landmarks, self.grace, levels)
 
     def to_files(self) -> dict[str, bytes]:
         """The forecaster as files without code."""
@@ -237,6 +244,7 @@ class RuntimeForecaster:
         for name, forest in (("run", self.experts.run), ("ratio", self.experts.ratio)):
             arrays |= forest.to_arrays(f"{name}_") if forest else {}
         arrays |= self.landmarks.to_arrays("left_") if self.landmarks else {}
+        arrays["grace"] = self.grace.overruns_s
         described = {
             "features": list(FEATURES), "mix": asdict(self.mix), "is_recency": self.is_recency.tolist(),
             "is_snapped": self.is_snapped, "centre": self.centre,
@@ -266,7 +274,7 @@ class RuntimeForecaster:
             KeyedRecency.from_json(described["recency"]), np.asarray(described["is_recency"], dtype=bool),
             Conformal.from_arrays(arrays, "conformal_"), described["is_snapped"],
             described.get("centre", -1), described["facts"], described.get("usual_log"),
-            LandmarkForests.from_arrays(arrays, "left_"),
+            LandmarkForests.from_arrays(arrays, "left_"), Grace(arrays.get("grace", np.empty(0))),
         )  # fmt: skip
 
 

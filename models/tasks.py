@@ -21,7 +21,7 @@ from features.jobs import FEATURES, feature_matrix
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
 from models import failure, failure_kinds, landmarks, recency, wait
 from models.calibration import level_table, reliability
-from models.curves import quantile_frame, read_levels
+from models.curves import quantile_frame, read_levels, read_seconds
 from models.failure import FailureForecaster
 from models.failure_landmarks import landmark_columns
 from models.forest import ForestSize
@@ -79,7 +79,7 @@ class RuntimeTask:
     def judge(self, forecaster: RuntimeForecaster, X: Matrix, history: JobHistory, rows: Ints) -> Judged:
         limit_s, actual = history.table.limit_s[rows], history.table.runtime_s[rows]
         curves, modes = forecaster.distribution(X, limit_s)
-        quantiles = np.fmin(np.exp(read_levels(curves, QUANTILES)), limit_s[:, None])
+        quantiles = read_seconds(curves, QUANTILES, limit_s)
         others = {
             "mode_within_25pct": is_within(np.exp(modes), actual, 0.25).astype(np.float64),
             "pinball_10_50_90": log_pinball(
@@ -110,7 +110,7 @@ class RuntimeTask:
         table = history.table
         limit_s = table.limit_s[rows]
         curves, modes = forecaster.distribution(X, limit_s)
-        frame = quantile_frame(np.fmin(np.exp(read_levels(curves, QUANTILES)), limit_s[:, None]))
+        frame = quantile_frame(read_seconds(curves, QUANTILES, limit_s))
         mode = pl.Series("mode_s", np.fmin(np.exp(modes), limit_s))
         points = frame.select(pl.col("q50_s").alias("point_s"), mode)
         return pl.concat([named_rows(table, rows), points, frame], how="horizontal")

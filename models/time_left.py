@@ -2,7 +2,8 @@
 
 In it are the distribution of the whole runtime given what has elapsed, asked at the moment and not at the submit, as
 others have ended since; what like jobs had left after as long a run; and two forests grown on jobs as they stood at
-landmarks of their runs, which know what it means to have lasted. Here belongs that mixture; not the curves of the
+landmarks of their runs, which know what it means to have lasted. What reaches the limit ends as far past it as earlier
+runs did (`models/grace.py`). Here belongs that mixture; not the curves of the
 runtime (`models/runtime.py`), the like jobs (`features/job_survivors.py`) or how it is judged (`models/landmarks.py`).
 """
 
@@ -20,8 +21,9 @@ from features.job_history import JobHistory, JobTable
 from features.job_survivors import survivors
 from features.jobs import feature_matrix
 from features.vocabulary import QUANTILES
-from models.curves import cap, pool, quantile_frame, read_levels, remaining_s
+from models.curves import cap, pool, quantile_frame, read_seconds, remaining_s
 from models.forest import Forest, ForestSize
+from models.grace import Grace
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -108,7 +110,7 @@ class LandmarkForests:
 
 def time_left_s(
     curves: Floats, like: Floats, drawn: Sequence[NDArray[Any]], elapsed_s: Floats, limit_s: Floats,
-    levels: Sequence[float] = QUANTILES,
+    levels: Sequence[float] = QUANTILES, grace: Grace | None = None,
 ) -> Floats:  # fmt: skip
     """Quantiles of the time left.
 
@@ -119,13 +121,32 @@ def time_left_s(
         elapsed_s: Shape (n,), ≥ 0.
         limit_s: Shape (n,), NaN: none.
         levels: Levels asked for.
+        grace: How far runs go past their limit; None: not known.
 
     Returns:
-        Seconds, shape (n, len(levels)); never falling along a row, within [0, limit − elapsed] where that is positive.
+        Seconds, shape (n, len(levels)); never falling along a row. Of a run that has begun, at most limit − elapsed and
+        the grace where it is known, past the limit what is left of the grace alone; where it is not, within [0, limit −
+        elapsed] where that is positive.
     """
+    grace = grace or Grace.none()
+    out = _within_s(curves, like, drawn, elapsed_s, limit_s, levels, grace)
+    begun = elapsed_s > 0
+    out[~begun] = read_seconds(curves[~begun], levels, limit_s[~begun])
+    past = np.flatnonzero(begun & (elapsed_s >= limit_s)) if grace.is_known else np.empty(0, dtype=np.int64)
+    if len(past):
+        out[past] = grace.left_s(elapsed_s[past] - limit_s[past], levels)
+    return out
+
+
+def _within_s(
+    curves: Floats, like: Floats, drawn: Sequence[NDArray[Any]], elapsed_s: Floats, limit_s: Floats,
+    levels: Sequence[float], grace: Grace,
+) -> Floats:  # fmt: skip
+    """`time_left_s` of runs that have begun and are not past their limit."""
+    curves = cap(curves, limit_s)
     out = remaining_s(curves, elapsed_s, limit_s, levels)
     is_like = np.any(~np.isnan(like), axis=1)
-    rows = np.flatnonzero((is_like | bool(drawn)) & (elapsed_s > 0))
+    rows = np.flatnonzero((is_like | bool(drawn) | grace.is_known) & (elapsed_s > 0))
     if not len(rows):
         return out
     sampled = np.log(np.maximum(remaining_s(curves[rows], elapsed_s[rows], limit_s[rows], _CUTS), 1.0))
@@ -138,14 +159,15 @@ def time_left_s(
         parts.append(part[rows])
         shares.append(np.where(is_there, of_forests / np.maximum(np.sum(there, axis=0), 1), 0.0))
     ends = limit_s[rows] - elapsed_s[rows]
-    mixed = cap(pool(parts, shares), np.where(ends > 0, ends, np.nan))
-    out[rows] = np.exp(read_levels(mixed, levels))
-    return np.where((limit_s > elapsed_s)[:, None], np.minimum(out, (limit_s - elapsed_s)[:, None]), out)
+    ends = np.where(ends > 0, ends, np.nan)
+    out[rows] = read_seconds(grace.past_limit(pool(parts, shares), ends, first=0), levels, ends)
+    return out
 
 
 def remaining_frame(
-    curves: Floats, X: Matrix, table: JobTable, history: JobHistory, moment: int, forests: LandmarkForests | None
-) -> pl.DataFrame:
+    curves: Floats, X: Matrix, table: JobTable, history: JobHistory, moment: int, forests: LandmarkForests | None,
+    grace: Grace | None = None,
+) -> pl.DataFrame:  # fmt: skip
     """Quantiles of the time left at a moment.
 
     Args:
@@ -155,6 +177,7 @@ def remaining_frame(
         history: Jobs of the cluster.
         moment: µs UTC.
         forests: Those of the forecaster in charge.
+        grace: Its own.
 
     Returns:
         Columns `QUANTILE_COLUMNS`, seconds; null for a job that has not started by then.
@@ -164,19 +187,19 @@ def remaining_frame(
     if len(rows):
         running = table if len(rows) == table.count else JobTable(table.frame[rows])
         moments = np.full(len(rows), moment)
-        seconds[rows] = left_s(curves[rows], X[rows], running, history, moments, forests)
+        seconds[rows] = left_s(curves[rows], X[rows], running, history, moments, forests, grace)
     return quantile_frame(seconds)
 
 
 def left_s(
     curves: Floats, X: Matrix, table: JobTable, history: JobHistory, moments: Ints, forests: LandmarkForests | None,
-    levels: Sequence[float] = QUANTILES,
+    grace: Grace | None = None, levels: Sequence[float] = QUANTILES,
 ) -> Floats:  # fmt: skip
     """Quantiles of the time left of running jobs, each at its own moment (µs UTC); seconds, shape (n, len(levels))."""
     elapsed_s = (moments - table.start) / 1e6
     like = survivors(table, history, moments, elapsed_s, X)
     drawn = [] if forests is None else forests.samples(X, like, table, elapsed_s)
-    return time_left_s(curves, like, drawn, elapsed_s, table.limit_s, levels)
+    return time_left_s(curves, like, drawn, elapsed_s, table.limit_s, levels, grace)
 
 
 def _to_limit(elapsed_s: Floats, table: JobTable) -> Floats:

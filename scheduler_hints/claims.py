@@ -14,7 +14,7 @@ from datetime import datetime
 import numpy as np
 import polars as pl
 
-from scheduler_hints.job_ends import JobEnds
+from scheduler_hints.job_ends import KILL_WAIT_S, JobEnds
 
 NEVER_S = 1e15
 # Reasons that are about a rule, not about nodes: such a job starts when somebody or something else lets it.
@@ -108,7 +108,10 @@ def waiting_jobs(jobs: pl.DataFrame, forecasts: pl.DataFrame, now: datetime, nod
             .alias("need"),
             pl.col("gpus").fill_null(0),
             limit.alias("limit_s"),
-            pl.min_horizontal("forecast_s", limit).alias("p80_s"),
+            pl.when(pl.col("forecast_s").is_null())
+            .then(limit)
+            .otherwise(pl.min_horizontal("forecast_s", limit + KILL_WAIT_S))
+            .alias("p80_s"),
             seconds_until(pl.col("eligible_time"), now).alias("ready_s"),
             seconds_until(pl.col("planned_start_time"), now).alias("planned_s"),
             pl.col("reason")

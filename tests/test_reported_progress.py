@@ -242,3 +242,15 @@ def test_simulated_jobs_are_forecast_close_to_their_steps() -> None:
     ]
     assert len(off) > 10
     assert np.median(off) < 0.12
+
+
+def test_a_reporting_job_past_its_limit_is_killed_as_earlier_ones_were_whatever_its_plan() -> None:
+    quantiles = {name: [float(k + 1)] for k, name in enumerate(QUANTILE_COLUMNS)}
+    rows = pl.DataFrame({"job_id": "7", "forecast": "remaining", "model_version": "v", "reasons": ""} | quantiles)
+    jobs = pl.DataFrame({"job_id": ["7"], "user": ["ada"], "name": ["x"], "start_time": [T0], "time_limit_s": [900]})
+    known = known_progress(jobs, reports(steady(1000)), at(1000))
+    found = with_progress(rows, jobs, known, Evidence(), at(1000)).row(0, named=True)
+    assert found["model_version"] == "v+progress"
+    assert found["q95_s"] <= quantiles["q95_s"][0]
+    within = with_progress(rows, jobs.with_columns(time_limit_s=9_000), known, Evidence(), at(1000))
+    assert within["q95_s"][0] > 100  # its steps take that long
