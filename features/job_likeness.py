@@ -62,8 +62,8 @@ def like_jobs(
     """
     out = np.full((len(first), len(levels) + 4), np.nan)
     _weigh(
-        asked.gaps, asked.labels, asked.submit, past.gaps, past.labels, past.submit, newest, first, last, log_runtime,
-        is_bad, np.asarray(levels), GAP_WEIGHTS, LABEL_WEIGHTS, out,
+        np.lexsort((last, first)), asked.gaps, asked.labels, asked.submit, past.gaps, past.labels, past.submit, newest,
+        first, last, log_runtime, is_bad, np.asarray(levels), GAP_WEIGHTS, LABEL_WEIGHTS, out,
     )  # fmt: skip
     return out
 
@@ -91,8 +91,8 @@ def survivors_left(
     """
     out = np.full((len(first), len(levels)), np.nan)
     _weigh_survivors(
-        asked.gaps, asked.labels, asked.submit, elapsed_s, past.gaps, past.labels, past.submit, newest, first, last,
-        runtime_s, np.asarray(levels), GAP_WEIGHTS, LABEL_WEIGHTS, looked_at, out,
+        np.lexsort((last, first)), asked.gaps, asked.labels, asked.submit, elapsed_s, past.gaps, past.labels,
+        past.submit, newest, first, last, runtime_s, np.asarray(levels), GAP_WEIGHTS, LABEL_WEIGHTS, looked_at, out,
     )  # fmt: skip
     return out
 
@@ -117,72 +117,106 @@ def _distance(
 
 
 @compiled
-def _quantiles(
-    i: int, found: int, total: float, weights: Floats, values: Floats, levels: Floats, out: Floats
-) -> None:  # fmt: skip
-    """Put the weighted quantiles of the first `found` values into row `i` of `out`."""
-    mass, level = 0.0, 0
-    for k in np.argsort(values[:found]):
-        mass += weights[k]
-        while level < len(levels) and mass >= levels[level] * total - 1e-12:
-            out[i, level] = values[k]
-            level += 1
+def _slide(places: Ints, count: int, begin: int, end: int, came: int, newest: Ints, values: Floats) -> None:
+    """Have `places` hold the entries [begin, end) in order of their values; those from `came` on are not in it yet.
+
+    Args:
+        places: Entries in order, `count` of them; what is before `begin` goes.
+        count: How many there are.
+        begin: First entry that stays or comes.
+        end: One past the last.
+        came: First that comes.
+        newest: Row of each entry.
+        values: Value of each row.
+    """
+    kept = 0
+    for k in range(count):
+        if places[k] >= begin:
+            places[kept] = places[k]
+            kept += 1
+    for place in range(came, end):
+        value, at = values[newest[place]], kept
+        while at > 0 and values[newest[places[at - 1]]] > value:
+            places[at] = places[at - 1]
+            at -= 1
+        places[at] = place
+        kept += 1
 
 
 @compiled
 def _weigh_survivors(
-    gaps: Floats, labels: NDArray[np.uint64], submit: Ints, elapsed_s: Floats, past_gaps: Floats,
+    order: Ints, gaps: Floats, labels: NDArray[np.uint64], submit: Ints, elapsed_s: Floats, past_gaps: Floats,
     past_labels: NDArray[np.uint64], past_submit: Ints, newest: Ints, first: Ints, last: Ints, runtime_s: Floats,
     levels: Floats, gap_weights: Floats, label_weights: Floats, looked_at: int, out: Floats,
 ) -> None:  # fmt: skip
-    weights, values = np.empty(looked_at), np.empty(looked_at)
-    for i in range(len(first)):
-        found, nearest = 0, np.inf
-        for k in range(min(looked_at, last[i] - first[i])):
+    weights, places = np.empty(looked_at), np.empty(looked_at + 1, np.int64)
+    group, until, count = -1, 0, 0
+    for i in order:  # those of one user follow each other, and what they look at
+        begin = max(first[i], last[i] - looked_at)
+        if first[i] != group:
+            group, until, count = first[i], begin, 0
+        _slide(places, count, begin, last[i], max(until, begin), newest, runtime_s)
+        until, count = last[i], last[i] - begin
+        nearest = np.inf
+        for k in range(count):
             row = newest[last[i] - 1 - k]
-            left = runtime_s[row] - elapsed_s[i]
-            if not left > 1e-6:
+            if not runtime_s[row] - elapsed_s[i] > 1e-6:
                 continue
-            distance = _distance(
+            weights[k] = _distance(
                 k, i, row, gaps, labels, submit, past_gaps, past_labels, past_submit, gap_weights, label_weights
             )
-            weights[found], values[found] = distance, np.log(max(left, 1.0))
-            nearest = min(nearest, distance)
-            found += 1
+            nearest = min(nearest, weights[k])
         total = 0.0
-        for k in range(found):
-            weights[k] = np.exp(nearest - weights[k])
-            total += weights[k]
-        _quantiles(i, found, total, weights, values, levels, out)
+        for k in range(count):
+            if runtime_s[newest[last[i] - 1 - k]] - elapsed_s[i] > 1e-6:
+                weights[k] = np.exp(nearest - weights[k])
+                total += weights[k]
+        mass, level = 0.0, 0
+        for k in range(count):
+            left = runtime_s[newest[places[k]]] - elapsed_s[i]
+            if not left > 1e-6:
+                continue
+            mass += weights[last[i] - 1 - places[k]]
+            while level < len(levels) and mass >= levels[level] * total - 1e-12:
+                out[i, level] = np.log(max(left, 1.0))
+                level += 1
 
 
 @compiled
 def _weigh(
-    gaps: Floats, labels: NDArray[np.uint64], submit: Ints, past_gaps: Floats, past_labels: NDArray[np.uint64],
-    past_submit: Ints, newest: Ints, first: Ints, last: Ints, log_runtime: Floats, is_bad: Bools, levels: Floats,
-    gap_weights: Floats, label_weights: Floats, out: Floats,
+    order: Ints, gaps: Floats, labels: NDArray[np.uint64], submit: Ints, past_gaps: Floats,
+    past_labels: NDArray[np.uint64], past_submit: Ints, newest: Ints, first: Ints, last: Ints, log_runtime: Floats,
+    is_bad: Bools, levels: Floats, gap_weights: Floats, label_weights: Floats, out: Floats,
 ) -> None:  # fmt: skip
-    weights, values = np.empty(NEIGHBOURS), np.empty(NEIGHBOURS)
-    count = len(levels)
-    for i in range(len(first)):
-        found = min(NEIGHBOURS, last[i] - first[i])
-        if found <= 0:
+    weights, places = np.empty(NEIGHBOURS), np.empty(NEIGHBOURS + 1, np.int64)
+    group, until, count = -1, 0, 0
+    for i in order:  # those of one user follow each other, and what they look at
+        begin = max(first[i], last[i] - NEIGHBOURS)
+        if first[i] != group:
+            group, until, count = first[i], begin, 0
+        _slide(places, count, begin, last[i], max(until, begin), newest, log_runtime)
+        until, count = last[i], last[i] - begin
+        if count <= 0:
             continue
         nearest = np.inf
-        for k in range(found):
+        for k in range(count):
             row = newest[last[i] - 1 - k]
-            distance = _distance(
+            weights[k] = _distance(
                 k, i, row, gaps, labels, submit, past_gaps, past_labels, past_submit, gap_weights, label_weights
             )
-            weights[k], values[k] = distance, log_runtime[row]
-            nearest = min(nearest, distance)
+            nearest = min(nearest, weights[k])
         total, mean, bad = 0.0, 0.0, 0.0
-        for k in range(found):
-            weight = np.exp(nearest - weights[k])
-            weights[k] = weight
-            total += weight
-            mean += weight * values[k]
-            bad += weight * is_bad[newest[last[i] - 1 - k]]
-        _quantiles(i, found, total, weights, values, levels, out)
-        out[i, count], out[i, count + 1] = mean / total, nearest
-        out[i, count + 2], out[i, count + 3] = bad / total, np.log(total)
+        for k in range(count):
+            row = newest[last[i] - 1 - k]
+            weights[k] = np.exp(nearest - weights[k])
+            total += weights[k]
+            mean += weights[k] * log_runtime[row]
+            bad += weights[k] * is_bad[row]
+        mass, level = 0.0, 0
+        for k in range(count):
+            mass += weights[last[i] - 1 - places[k]]
+            while level < len(levels) and mass >= levels[level] * total - 1e-12:
+                out[i, level] = log_runtime[newest[places[k]]]
+                level += 1
+        of = len(levels)
+        out[i, of], out[i, of + 1], out[i, of + 2], out[i, of + 3] = mean / total, nearest, bad / total, np.log(total)

@@ -14,9 +14,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.job_history import JobHistory, JobTable, Slots
+from features.job_history import JobHistory, JobTable
 from features.job_likeness import Likeness, like_jobs
-from features.job_recency import row_mean, row_quantile, row_spread, survival_quantiles
+from features.job_recency import NEWEST_RUNS, STARTED_RUNS, newest_runs, row_mean, started_runs
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,7 +29,6 @@ _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=
 
 _RECENCY = ("last1", "last2", "median", "mean", "spread", "low", "high", "count", "age", "bad", "same")
 _RECENCY_GROUPS = ("user", "user_limit", "key", "family", "spec", "shape", "queue", "all")
-_SURVIVAL = ("q25", "q50", "q75", "running", "elapsed_low", "elapsed_high")
 _SURVIVAL_GROUPS = ("user", "key", "spec")
 KERNEL_LEVELS = tuple((2 * k + 1) / 20 for k in range(10))
 _KERNEL = (*(f"q{round(100 * level):02d}" for level in KERNEL_LEVELS), "mean", "distance", "bad", "mass")
@@ -45,7 +44,7 @@ _ASKED = (
 FEATURES: tuple[str, ...] = (
     *(f"asked_{name}" for name in _ASKED),
     *(f"{group}_{name}" for group in _RECENCY_GROUPS for name in _RECENCY),
-    *(f"started_{group}_{name}" for group in _SURVIVAL_GROUPS for name in _SURVIVAL),
+    *(f"started_{group}_{name}" for group in _SURVIVAL_GROUPS for name in STARTED_RUNS),
     *(f"kernel_{name}" for name in _KERNEL),
     *(f"chain_{name}" for name in _CHAIN),
 )
@@ -170,23 +169,18 @@ class _Asker:
 
     def recency(self, group: str) -> None:
         """Of the group's newest ended jobs."""
-        slots = self.history.newest(group, "run", self.groups[group], self.moments, RECENT)
-        logs = np.where(slots.is_filled, self.history.log_runtime[slots.rows], np.nan)
-        bad = np.where(slots.is_filled, self.past.is_bad[slots.rows], np.nan)
-        ended = self.past.end[slots.rows[:, 0]]
-        close = np.where(np.isnan(logs), np.nan, np.abs(logs - logs[:, :1]) < 0.05)
+        index = self.history.index(group, "run")
+        first, last = index.before(self.groups[group], self.moments)
+        runs, newest = newest_runs(
+            index.rows, first, last, self.history.log_runtime, self.past.is_bad, RECENT
+        )  # fmt: skip
+        of = dict(zip(NEWEST_RUNS, runs.T, strict=True))
         columns = {
-            "last1": logs[:, 0],
-            "last2": np.log(row_mean(np.exp(logs[:, :2]))),
-            "median": row_quantile(logs, 0.5),
-            "mean": row_mean(logs),
-            "spread": row_spread(logs),
-            "low": row_quantile(logs, 0.1),
-            "high": row_quantile(logs, 0.9),
-            "count": np.log1p(slots.count),
-            "age": np.where(slots.is_filled[:, 0], _log1p((self.moments - ended) / 1e6), np.nan),
-            "bad": row_mean(bad),
-            "same": row_mean(close),
+            "last1": of["last"],
+            "last2": np.log(row_mean(np.exp(runs[:, :2]))),
+            **{name: of[name] for name in ("median", "mean", "spread", "low", "high", "bad", "same")},
+            "count": np.log1p(last - first),
+            "age": np.where(last > first, _log1p((self.moments - self.past.end[newest]) / 1e6), np.nan),
         }
         if group == "family":  # without a name it repeats user
             columns = {name: np.where(self.has_name, values, np.nan) for name, values in columns.items()}
@@ -194,18 +188,12 @@ class _Asker:
 
     def survival(self, group: str) -> None:
         """Of the group's newest started jobs, those still running with their elapsed time."""
-        slots = self._without_own(self.history.newest(group, "start", self.groups[group], self.moments, STARTED))
-        start, end = self.past.start[slots.rows], self.past.end[slots.rows]
-        has_ended = end < self.moments[:, None]
-        elapsed = np.maximum((np.minimum(end, self.moments[:, None]) - start) / 1e6, 1.0)
-        logs = np.where(slots.is_filled, np.log(elapsed), np.nan)
-        q25, q50, q75 = survival_quantiles(logs, has_ended, (0.25, 0.5, 0.75))
-        running = np.where(slots.is_filled & ~has_ended, logs, np.nan)
-        columns = {
-            "q25": q25, "q50": q50, "q75": q75, "running": np.sum(~np.isnan(running), axis=1) * 1.0,
-            "elapsed_low": row_quantile(running, 0.0), "elapsed_high": row_quantile(running, 1.0),
-        }  # fmt: skip
-        self._put(f"started_{group}", **columns)
+        index = self.history.index(group, "start")
+        first, last = index.before(self.groups[group], self.moments)
+        found = started_runs(
+            index.rows, first, last, self.own, self.moments, self.past.start, self.past.end, STARTED
+        )  # fmt: skip
+        self._put(f"started_{group}", **dict(zip(STARTED_RUNS, found.T, strict=True)))
 
     def kernel(self) -> None:
         """Of the user's own newest jobs, weighted by likeness of request, situation and time."""
@@ -255,9 +243,6 @@ class _Asker:
             gap_after_end=np.where(ended.is_filled[:, 0], _log1p((self.submit - newest_end) / 1e6), np.nan),
             last_ran=newest_log,
         )  # fmt: skip
-
-    def _without_own(self, slots: Slots) -> Slots:
-        return Slots(slots.rows, slots.is_filled & (slots.rows != self.own[:, None]), slots.count)
 
 
 def _log1p(values: Floats) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.job_history import JobHistory
-from features.job_recency import row_mean, row_quantile
+from features.job_recency import row_mean, row_quantile, row_quantiles
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -65,7 +65,7 @@ def recent_columns(
             columns |= _before(history, group, hashes[group], moments, own)
         if group in ("all", "queue", "shape"):  # the narrowest with at least eight entries stays
             enough = filled.sum(axis=1) >= 8
-            quantiles = np.stack([row_quantile(logs, level) for level in RECENT_LEVELS], axis=1)
+            quantiles = np.stack(row_quantiles(logs, RECENT_LEVELS), axis=1)
             recent = np.where(enough[:, None] | np.isnan(recent), quantiles, recent)
     return columns | {f"recent_q{round(100 * level):02d}": recent[:, k] for k, level in enumerate(RECENT_LEVELS)}
 

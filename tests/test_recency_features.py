@@ -6,9 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from features.job_history import JobHistory, JobsError, JobTable
+from features.job_history import NEVER, JobHistory, JobsError, JobTable
+from features.job_likeness import GAP_WEIGHTS, LABEL_WEIGHTS, NEIGHBOURS, Likeness, like_jobs, survivors_left
 from features.job_queue import WAIT_FEATURES, wait_features
-from features.job_recency import row_quantile, survival_quantiles, weighted_quantiles
+from features.job_recency import NEWEST_RUNS, newest_runs, row_quantile, started_runs
 from features.jobs import FEATURES, job_features, microseconds
 from models.training import as_of
 
@@ -99,14 +100,71 @@ def test_row_statistics_equal_numpy_and_the_textbook():
     values = np.array([[3.0, 1.0, np.nan, 2.0], [np.nan] * 4, [5.0, np.nan, np.nan, np.nan]])
     assert row_quantile(values, 0.5).tolist()[::2] == [2.0, 5.0]
     assert np.isnan(row_quantile(values, 0.5)[1])
-    (heavy,) = weighted_quantiles(values, np.array([[0.1, 0.8, 9.0, 0.1]] * 3), (0.5,))
-    assert heavy[0] == 1.0
-    assert np.isnan(heavy[1])
-    # Durations 1, 2+, 3, 4+ (+ is censored): survival 3/4 after 1, 3/8 after 3.
-    times = np.array([[4.0, 1.0, 3.0, 2.0]])
-    events = np.array([[False, True, True, False]])
-    q25, q50, q75 = survival_quantiles(times, events, (0.25, 0.5, 0.75))
-    assert (q25[0], q50[0], q75[0]) == (1.0, 3.0, 4.0)
+    logs, bad = np.random.default_rng(1).normal(7, 2, 60).round(1), np.arange(60) % 3 == 0
+    last = np.arange(61)
+    found, newest = newest_runs(np.arange(60), np.zeros(61, np.int64), last, logs, bad, 20)
+    assert np.isnan(found[0]).all()
+    assert newest.tolist() == [0, *range(60)]
+    for k in range(1, 61):
+        seen = logs[max(0, k - 20) : k][::-1]
+        before = seen[1] if k > 1 else np.nan
+        low, median, high = np.quantile(seen, (0.1, 0.5, 0.9))
+        same = (abs(seen - seen[0]) < 0.05).mean()
+        ended = bad[max(0, k - 20) : k].mean()
+        wanted = (seen[0], before, median, seen.mean(), seen.std(), low, high, ended, same)
+        np.testing.assert_allclose(found[k], wanted, rtol=1e-12, err_msg=str(NEWEST_RUNS))
+
+
+def test_started_runs_are_the_textbooks_kaplan_meier():
+    # Durations 1, 2+, 3, 4+ s (+ still runs): survival 3/4 after 1, 3/8 after 3. The fifth is the job asked about.
+    start = np.array([6, 9, 7, 8, 2]) * 1_000_000
+    end = np.array([NEVER, 10_000_000, 10_000_000, NEVER, NEVER])
+    asked = [np.array([value]) for value in (0, 5, 4, 10_000_001)]
+    rows = np.array([4, 0, 2, 3, 1])
+    found = started_runs(rows, *asked, start, end, 24)[0]
+    np.testing.assert_allclose(np.exp(found[[0, 1, 2, 4, 5]]), [1, 3, 4, 2, 4], rtol=1e-5)
+    assert found[3] == 2
+    none = started_runs(rows, *(np.array([value]) for value in (0, 1, 4, 10_000_001)), start, end, 24)[0]
+    assert none[3] == 0
+    assert np.isnan(np.delete(none, 3)).all()
+
+
+def test_like_jobs_are_those_of_weighing_each_job_alone():
+    pick = np.random.default_rng(2)
+    user = np.repeat([0, 300], [300, 20])  # where each user's jobs begin in order of their ends
+    gaps = np.where(pick.random((320, 5)) < 0.1, np.nan, pick.normal(5, 1, (320, 5)))
+    likeness = Likeness(gaps, pick.integers(0, 3, (320, 2)).astype(np.uint64), np.arange(320) * 60_000_000)
+    logs, bad, rows = pick.normal(7, 2, 320).round(1), pick.random(320) < 0.3, pick.permutation(320)
+    asked = pick.permutation(320)[:60]
+    first, last = user[asked], pick.integers(user[asked], np.where(user[asked], 321, 301))
+    of = Likeness(likeness.gaps[asked], likeness.labels[asked], likeness.submit[asked] + 20_000_000_000)
+    found = like_jobs(of, likeness, rows, first, last, logs, bad, (0.25, 0.5, 0.9))
+    elapsed_s = pick.uniform(1, 3_000, 60)
+    left = survivors_left(of, likeness, rows, first, last, np.exp(logs), elapsed_s, (0.25, 0.5, 0.9), 256)
+    for i in range(60):
+        for most, made in ((NEIGHBOURS, found), (256, left)):
+            near = rows[max(first[i], last[i] - most) : last[i]][::-1]
+            gap = np.abs(likeness.gaps[near] - of.gaps[i])
+            both = np.isnan(likeness.gaps[near]) & np.isnan(of.gaps[i])
+            distance = np.where(np.isnan(gap), np.where(both, 0.0, 3.0), np.minimum(gap, 3.0)) @ GAP_WEIGHTS
+            distance += (likeness.labels[near] != of.labels[i]) @ LABEL_WEIGHTS + 0.2 / 16 * np.arange(len(near))
+            distance += 0.3 * np.log1p(np.maximum(of.submit[i] - likeness.submit[near], 0) / 1e6)
+            values = logs[near]
+            if made is left:
+                ahead = np.exp(values) - elapsed_s[i]
+                near, distance = near[ahead > 1e-6], distance[ahead > 1e-6]
+                values = np.log(np.maximum(ahead[ahead > 1e-6], 1.0))
+            if not len(near):
+                assert np.isnan(made[i]).all()
+                continue
+            weights = np.exp(distance.min() - distance)
+            order = np.argsort(values, kind="stable")
+            mass = np.cumsum(weights[order])
+            wanted = [values[order][np.argmax(mass >= q * mass[-1] - 1e-12)] for q in (0.25, 0.5, 0.9)]
+            if made is found:
+                mean, ended = (np.average(part, weights=weights) for part in (values, bad[near]))
+                wanted += [mean, distance.min(), ended, np.log(weights.sum())]
+            np.testing.assert_allclose(made[i], wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_queue_state_by_hand():
