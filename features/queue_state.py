@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NO_LIMIT_S = 7 * 86_400.0  # stands for a missing limit when work is added up
+LONGEST_LIMIT_S = 1e9  # some 32 years: longer limits count as this, so that sums of width × limit stay whole numbers
 _KNOWN = 16  # widths that the answer of a moment is kept for
 
 
@@ -45,7 +46,7 @@ class QueueState:
         """Limit, width × limit, and width × end by limit (s since 2000), of some rows."""
         table = self.history.table
         width, start = table.width[rows], table.start[rows]
-        limit_s = np.where(np.isnan(table.limit_s[rows]), NO_LIMIT_S, table.limit_s[rows])
+        limit_s = np.minimum(np.where(np.isnan(table.limit_s[rows]), NO_LIMIT_S, table.limit_s[rows]), LONGEST_LIMIT_S)
         return limit_s, np.round(width * limit_s), np.floor(width * (since_2000(start) + limit_s))
 
     def update(self, rows: Ints, old_start: Ints, old_end: Ints) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from features.job_recency import row_quantile
 from features.jobs import FEATURES
 from models.forest import Forest
-from models.recency import BASELINES, KeyedRecency
+from models.recency import BASELINES, MIDDLE, MIDDLE_OF, KeyedRecency, middle_pair
 from models.runtime_choice import nearest_repeat
 
 Floats = NDArray[np.float64]
@@ -169,17 +169,24 @@ def of_recency(recency: KeyedRecency, X: Matrix, usual_log: Floats | None = None
         usual_log: Where to start, shape (n,); NaN or None: at the median of everyone's newest jobs.
     """
     start = _known(np.full(len(X), np.nan) if usual_log is None else usual_log, X)
+    if recency.name != MIDDLE:
+        return Contributions(start, _parts_of_baseline(recency.name, X, start))
+    every, rows = np.stack([_parts_of_baseline(name, X, start) for name in MIDDLE_OF]), np.arange(len(X))
+    return Contributions(start, np.mean([every[place, rows] for place in middle_pair(X)], axis=0))
+
+
+def _parts_of_baseline(name: str, X: Matrix, start: Floats) -> Floats:
     value, group = np.full(len(X), np.nan), np.full(len(X), _AT["middle"])
-    for name in BASELINES[recency.name]:
-        column = X[:, FEATURES.index(name)].astype(np.float64)
+    for column_name in BASELINES[name]:
+        column = X[:, FEATURES.index(column_name)].astype(np.float64)
         is_first = np.isnan(value) & ~np.isnan(column)
         value = np.where(is_first, column, value)
-        group = np.where(is_first, _AT[group_of(name)], group)
+        group = np.where(is_first, _AT[group_of(column_name)], group)
     value = np.nan_to_num(value, nan=_DEFAULT_LOG)
     parts = np.zeros((len(X), len(GROUPS)))
     parts[np.arange(len(X)), group] = value - start
     parts[:, _AT["request"]] += np.maximum(np.fmin(value, X[:, _LIMIT].astype(np.float64)), 0.0) - value
-    return Contributions(start, parts)
+    return parts
 
 
 def _known(usual_log: Floats, X: Matrix) -> Floats:

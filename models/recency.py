@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from features.jobs import FEATURES
 from models.calibration import MIN_ROWS
 from models.curves import LEVELS, MEDIAN, cap, rising
-from models.scoring import log_error
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -30,7 +29,9 @@ BASELINES: dict[str, tuple[str, ...]] = {
     "median_user": ("user_median", _LIMIT, "all_median"),
     "median_key": ("key_median", "user_median", _LIMIT, "all_median"),
 }
-KEYED = tuple(name for name in BASELINES if name != "limit")
+MIDDLE = "middle"  # median of the keyed ones, for where they contradict each other and little tells which is right
+MIDDLE_OF = ("last2_user", "last2_key", "median_key", "median_user")  # where all say the same, the key's are the middle
+SPEAKERS = (MIDDLE, *BASELINES)  # who may speak; of equals the first
 STRATA = ("key", "user", "new")  # the key has history, only the user has, neither has
 SPREAD_LEVELS = (0.1, 0.5, 0.9)
 _AT = {name: FEATURES.index(name) for chain in BASELINES.values() for name in chain}
@@ -55,6 +56,23 @@ def baseline_log(name: str, features: Matrix) -> Floats:
     return np.maximum(np.fmin(value, limit), 0.0)
 
 
+def middle_pair(features: Matrix) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Places in `MIDDLE_OF` of the two baselines between which the middle lies, each of shape (n,)."""
+    order = np.argsort(np.stack([baseline_log(name, features) for name in MIDDLE_OF]), axis=0, kind="stable")
+    return order[1], order[2]
+
+
+def spoken_log(name: str, features: Matrix) -> Floats:
+    """Point forecast of one of `SPEAKERS`, ln(seconds), shape (n,).
+
+    Raises:
+        ValueError: There is no such baseline; the message lists them.
+    """
+    if name != MIDDLE:
+        return baseline_log(name, features)
+    return np.median([baseline_log(part, features) for part in MIDDLE_OF], axis=0)
+
+
 def empirical_log(features: Matrix) -> Floats:
     """Quantiles at `SPREAD_LEVELS` of the key's newest, else the user's, else everyone's; ln(seconds), shape (n, 3)."""
     found = np.full((len(features), len(SPREAD_LEVELS)), np.nan)
@@ -75,9 +93,9 @@ class KeyedRecency:
     """A baseline with a spread learnt from its own past errors.
 
     Attributes:
-        name: The baseline, one of `BASELINES`.
+        name: Who speaks, one of `SPEAKERS`.
         offsets: ln(actual ÷ forecast) at each level, by stratum, shape (len(STRATA), len(LEVELS)); 0 at the median.
-        losses: MALE of each keyed baseline on the outcomes it was chosen by.
+        losses: MALE of each of `SPEAKERS` on the outcomes it was chosen by.
     """
 
     name: str
@@ -85,20 +103,22 @@ class KeyedRecency:
     losses: Mapping[str, float]
 
     @classmethod
-    def fit(cls, features: Matrix, actual_log: Floats) -> KeyedRecency:
-        """Choose the baseline with the lowest MALE on released outcomes and learn its spread.
+    def fit(cls, features: Matrix, actual_log: Floats, newest: NDArray[np.int64] | None = None) -> KeyedRecency:
+        """Choose who has the lowest MALE on all released outcomes, as nothing is trained on them, and learn a spread.
 
         Args:
             features: As of each job's submit, shape (n, len(FEATURES)); n may be 0.
             actual_log: ln(runtime in seconds), shape (n,).
+            newest: Rows that the spread is learnt from, where they are enough; None: all.
         """
         default = np.tile(_DEFAULT_SPREAD * _normal_quantiles(), (len(STRATA), 1))
         if len(actual_log) < MIN_ROWS:
-            return cls("last2_key", default, {})
-        actual = np.exp(actual_log)
-        losses = {name: float(log_error(np.exp(baseline_log(name, features)), actual).mean()) for name in BASELINES}
-        name = min(KEYED, key=lambda candidate: losses[candidate])
-        gaps = actual_log - baseline_log(name, features)
+            return cls(MIDDLE, default, {})
+        losses = {name: float(np.abs(spoken_log(name, features) - actual_log).mean()) for name in SPEAKERS}
+        name = min(SPEAKERS, key=lambda candidate: losses[candidate])
+        if newest is not None and len(newest) >= MIN_ROWS:
+            features, actual_log = features[newest], actual_log[newest]
+        gaps = actual_log - spoken_log(name, features)
         rows = stratum(features)
         pooled = np.quantile(gaps, LEVELS)
         offsets = np.stack(
@@ -115,7 +135,7 @@ class KeyedRecency:
     def curves(self, features: Matrix) -> Floats:
         """Quantile curves, ln(seconds), shape (n, len(LEVELS)), capped at the limit."""
         limit_s = np.exp(features[:, _AT[_LIMIT]].astype(np.float64))
-        return cap(rising(baseline_log(self.name, features)[:, None] + self.offsets[stratum(features)]), limit_s)
+        return cap(rising(spoken_log(self.name, features)[:, None] + self.offsets[stratum(features)]), limit_s)
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "offsets": self.offsets.tolist(), "losses": dict(self.losses)}

@@ -29,7 +29,7 @@ from models.forest import Forest, ForestSize
 from models.grace import Grace
 from models.mixture import Mix, choose_mix, pooled, weights
 from models.recency import KeyedRecency, stratum
-from models.runtime_choice import choose_centre, choose_expert, day_blocks, median_loss, snapped_curves
+from models.runtime_choice import choose_centre, choose_expert, day_blocks, is_young, median_loss, snapped_curves
 from models.runtime_experts import Experts
 from models.time_left import LandmarkForests, left_s, remaining_frame
 
@@ -115,7 +115,7 @@ class RuntimeForecaster:
         if len(held) > MAX_HOLDOUT:
             held = np.sort(generator.choice(held, MAX_HOLDOUT, replace=False))
         early = np.flatnonzero(table.end[rows] < cut)
-        recency = KeyedRecency.fit(X[held], y[held])
+        recency = KeyedRecency.fit(X, y, held)
         half = ForestSize(max(10, size.trees // 2), size.min_leaf, size.feature_share, size.rows_per_tree)
         if len(early) < MIN_ROWS:
             early = np.arange(first)
@@ -132,12 +132,13 @@ class RuntimeForecaster:
         snapped = snapped_curves(curves, X[held])
         is_snapped = bool(median_loss(snapped, y[held]) < median_loss(curves, y[held]))
         curves = snapped if is_snapped else curves
-        is_recency, choice = choose_expert(curves, recency, X[held], y[held])
+        young = is_young(table, moment)
+        is_recency, choice = choose_expert(curves, recency, X[held], y[held], young)
         experts = Experts.fit(X, y, limit_log, size, seed=seed, threads=threads, ratio_weight=mix.ratio)
         facts = {
             "rows": len(rows), "holdout_rows": len(held), "seed": seed, "size": asdict(size), "mix": asdict(mix),
             "centre": centre, "is_snapped": is_snapped, "holdout_male": losses, "expert": choice,
-            "recency": recency.name, "recency_male": dict(recency.losses),
+            "recency": recency.name, "recency_male": dict(recency.losses), "is_young": young,
         }  # fmt: skip
         landmarks = LandmarkForests.fit(prepared, rows, size=size, seed=seed, threads=threads)
         usual_log = float(np.median(y))
@@ -248,7 +249,8 @@ class RuntimeForecaster:
         described = {
             "features": list(FEATURES), "mix": asdict(self.mix), "is_recency": self.is_recency.tolist(),
             "is_snapped": self.is_snapped, "centre": self.centre,
-            "usual_limit_log": None if np.isnan(self.experts.usual_limit_log) else self.experts.usual_limit_log,
+            "usual_limit_log": _finite(self.experts.usual_limit_log),
+            "highest_limit_log": _finite(self.experts.highest_limit_log),
             "recency": self.recency.to_json(), "facts": self.facts, "usual_log": self.usual_log,
         }  # fmt: skip
         return {
@@ -268,14 +270,19 @@ class RuntimeForecaster:
         arrays = unpack_arrays(files["runtime.npz"], "conformal_levels")
         run = Forest.from_arrays(arrays, "run_") if "run_roots" in arrays else None
         ratio = Forest.from_arrays(arrays, "ratio_") if "ratio_roots" in arrays else None
-        usual = described["usual_limit_log"]
+        usual, highest = described["usual_limit_log"], described.get("highest_limit_log")  # None: not kept
+        limits_log = np.nan if usual is None else usual, np.inf if highest is None else highest
         return cls(
-            Experts(run, ratio, np.nan if usual is None else usual), Mix(**described["mix"]),
+            Experts(run, ratio, *limits_log), Mix(**described["mix"]),
             KeyedRecency.from_json(described["recency"]), np.asarray(described["is_recency"], dtype=bool),
             Conformal.from_arrays(arrays, "conformal_"), described["is_snapped"],
             described.get("centre", -1), described["facts"], described.get("usual_log"),
             LandmarkForests.from_arrays(arrays, "left_"), Grace(arrays.get("grace", np.empty(0))),
         )  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
 def check_features(saved: list[str], present: tuple[str, ...]) -> None:

@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from features.job_table import JobTable
 from features.jobs import FEATURES
 from models.curves import CENTRE_GAINS, MEDIAN, Pooled, centred
-from models.recency import STRATA, KeyedRecency, baseline_log, stratum
+from models.recency import SPEAKERS, STRATA, KeyedRecency, spoken_log, stratum
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
 
+LONG_RUN = 0.95  # quantile of runtimes that a long job has
+SPAN_RUNS = 5.0  # of jobs that long, started evenly over the history, four in five have ended
+LOOKED_AT = 100_000  # jobs that tell how long long jobs run, evenly over the history
+OLDEST_SHARE = 0.01  # of ends that do not count, as one stray job of another year would make any history old
 STRATUM_ROWS = 100  # fewer released jobs of a stratum: the choice made over all of them holds
 REPEATED = tuple(FEATURES.index(name) for name in ("key_last1", "kernel_q45", "key_median", "user_last1"))
 CENTRE_COST = 1.002  # ratio of MALE up to which more jobs within a factor of two are worth it
@@ -53,18 +58,58 @@ def median_loss(curves: Floats, y: Floats) -> float:
     return float(np.abs(curves[:, MEDIAN] - y).mean())
 
 
+def is_young(table: JobTable, moment: int) -> bool:
+    """Whether ends have been seen for less than `SPAN_RUNS` times as long as long jobs run.
+
+    Till then what has ended is what was short, and the newest of it, that forecasts are judged by, all the more. How
+    long long jobs run is the Kaplan–Meier quantile of all that started, those still running counted as censored; as
+    long as it is not reached at all, the history is young.
+
+    Args:
+        table: Jobs of the cluster; what happened after the moment changes nothing.
+        moment: µs UTC.
+    """
+    from scipy.stats import CensoredData, ecdf
+
+    started = np.flatnonzero((table.submit < moment) & (table.start < moment))
+    started = started[:: 1 + len(started) // LOOKED_AT]
+    ended = started[table.has_run[started] & (table.end[started] < moment)]
+    if not len(ended):
+        return True
+    elapsed_s = (moment - table.start[started[table.end[started] >= moment]]) / 1e6
+    survival = ecdf(CensoredData(uncensored=table.runtime_s[ended], right=elapsed_s)).sf
+    reached = np.flatnonzero(survival.probabilities <= 1 - LONG_RUN + 1e-12)
+    first_end = np.quantile(table.end[ended], OLDEST_SHARE)
+    span_s = (moment - first_end) / 1e6
+    return bool(not len(reached) or span_s < SPAN_RUNS * survival.quantiles[reached[0]])
+
+
 def choose_expert(
-    curves: Floats, recency: KeyedRecency, X: Matrix, y: Floats
+    curves: Floats, recency: KeyedRecency, X: Matrix, y: Floats, is_young: bool = False
 ) -> tuple[NDArray[np.bool_], dict[str, Any]]:
-    """Whether keyed recency speaks, by stratum, by MALE on the held-out jobs."""
+    """Whether keyed recency speaks, by stratum: the model must not lose to any baseline on the held-out jobs.
+
+    Args:
+        curves: Of the model on held-out jobs, shape (n, levels).
+        recency: Who speaks instead.
+        X: Their features, shape (n, f).
+        y: ln(runtime), shape (n,).
+        is_young: The held-out jobs say nothing yet: keyed recency speaks for all.
+
+    Returns:
+        By stratum, and the names of who speaks.
+    """
     model = np.abs(curves[:, MEDIAN] - y)
-    keyed = np.abs(baseline_log(recency.name, X) - y)
-    overall = bool(keyed.mean() < model.mean())
+    spoken = np.abs(np.stack([spoken_log(name, X) for name in SPEAKERS]) - y)
     rows = stratum(X)
-    chosen = np.full(len(STRATA), overall)
+
+    def is_better(here: NDArray[np.bool_]) -> bool:
+        return bool(spoken[:, here].mean(axis=1).min() < model[here].mean())
+
+    chosen = np.full(len(STRATA), is_young or is_better(np.ones(len(y), dtype=bool)))
     for k in range(len(STRATA)):
         here = rows == k
-        if here.sum() >= STRATUM_ROWS:
-            chosen[k] = keyed[here].mean() < model[here].mean()
+        if here.sum() >= STRATUM_ROWS and not is_young:
+            chosen[k] = is_better(here)
     named = {name: recency.name if chosen[k] else "model" for k, name in enumerate(STRATA)}
     return chosen, named

@@ -28,11 +28,13 @@ class Experts:
         run: Of ln(runtime); None where it has no weight.
         ratio: Of ln(runtime ÷ limit); None where it has no weight, or no job has a limit.
         usual_limit_log: Median ln(limit), for jobs without one; NaN where none has one.
+        highest_limit_log: Highest ln(limit) grown on: longer ones scale as it does; ∞: not kept, or none has one.
     """
 
     run: Forest | None
     ratio: Forest | None
     usual_limit_log: float
+    highest_limit_log: float = np.inf
 
     @classmethod
     def fit(
@@ -47,7 +49,7 @@ class Experts:
         if (ratio_weight is None or ratio_weight > 0) and not np.isnan(usual):
             relative = y - np.where(has_limit, limit_log, usual)
             ratio = Forest.fit(X, relative, size, seed=seed + 1, threads=threads)
-        return cls(run, ratio, usual)
+        return cls(run, ratio, usual, float(np.max(limit_log[has_limit])) if has_limit.any() else np.inf)
 
     def samples(self, X: Matrix, limit_log: Floats) -> list[NDArray[Any]]:
         """Samples of ln(runtime) of each component, in the order of `mixture.weights`."""
@@ -58,12 +60,12 @@ class Experts:
         run, run_parts = explain_forest(self.run, X)
         ratio, ratio_parts = explain_forest(self.ratio, X)
         if self.ratio:
-            ratio_parts = ratio_parts.with_limit(limit_log, self.usual_limit_log)
+            ratio_parts = ratio_parts.with_limit(np.minimum(limit_log, self.highest_limit_log), self.usual_limit_log)
         return self._of_draws(X, limit_log, run, ratio), run_parts, ratio_parts
 
     def _of_draws(self, X: Matrix, limit_log: Floats, run: Matrix | None, ratio: Matrix | None) -> list[NDArray[Any]]:
         empty = np.full((len(X), 1), np.nan, dtype=np.float32)
         if ratio is not None:
-            scale = np.where(np.isnan(limit_log), self.usual_limit_log, limit_log)
+            scale = np.where(np.isnan(limit_log), self.usual_limit_log, np.minimum(limit_log, self.highest_limit_log))
             ratio = ratio + scale[:, None].astype(np.float32)
         return [empty if run is None else run, empty if ratio is None else ratio, *past_samples(X)]

@@ -46,10 +46,12 @@ class LandmarkForests:
     Attributes:
         run: Of ln(seconds left).
         ratio: Of ln(seconds left ÷ seconds to the limit), of jobs within their limit; None where none has one.
+        farthest_log: Most ln(seconds to the limit) that `ratio` was grown on: farther limits scale as it does.
     """
 
     run: Forest
     ratio: Forest | None
+    farthest_log: float = np.inf
 
     @classmethod
     def fit(
@@ -81,23 +83,28 @@ class LandmarkForests:
         y = np.log(np.maximum(table.runtime_s[rows[job]] - elapsed_s, 1.0))
         trees = max(5, round(TREES * size.trees))
         size = ForestSize(trees, size.min_leaf, size.feature_share, size.rows_per_tree)
-        run, ratio, to_limit = Forest.fit(X, y, size, seed=seed, threads=threads), None, _to_limit(elapsed_s, there)
+        run, ratio, farthest = Forest.fit(X, y, size, seed=seed, threads=threads), None, np.inf
+        to_limit = _to_limit(elapsed_s, there)
         known = np.flatnonzero(~np.isnan(to_limit))
         if len(known) >= MIN_ROWS:
             relative = y[known] - to_limit[known]
             ratio = Forest.fit(X[known], relative, size, seed=seed + 1, threads=threads)
-        return cls(run, ratio)
+            farthest = float(to_limit[known].max())
+        return cls(run, ratio, farthest)
 
     def samples(self, base: Matrix, like: Floats, table: JobTable, elapsed_s: Floats) -> list[NDArray[Any]]:
         """Samples of ln(seconds left) of the one and, NaN where there is no limit or it is past, of the other."""
         X = _with_elapsed(base, like, elapsed_s, table.limit_s)
         drawn = [self.run.draw(X)]
         if self.ratio is not None:
-            drawn.append(self.ratio.draw(X) + _to_limit(elapsed_s, table)[:, None].astype(np.float32))
+            scale = np.minimum(_to_limit(elapsed_s, table), self.farthest_log)
+            drawn.append(self.ratio.draw(X) + scale[:, None].astype(np.float32))
         return drawn
 
     def to_arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
-        return self.run.to_arrays(f"{prefix}run_") | (self.ratio.to_arrays(f"{prefix}ratio_") if self.ratio else {})
+        kept = {f"{prefix}farthest_log": np.array(self.farthest_log)}
+        kept |= self.ratio.to_arrays(f"{prefix}ratio_") if self.ratio else {}
+        return self.run.to_arrays(f"{prefix}run_") | kept
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str) -> LandmarkForests | None:
@@ -105,7 +112,8 @@ class LandmarkForests:
         if f"{prefix}run_roots" not in arrays:
             return None
         ratio = Forest.from_arrays(arrays, f"{prefix}ratio_") if f"{prefix}ratio_roots" in arrays else None
-        return cls(Forest.from_arrays(arrays, f"{prefix}run_"), ratio)
+        farthest = float(arrays.get(f"{prefix}farthest_log", np.inf))
+        return cls(Forest.from_arrays(arrays, f"{prefix}run_"), ratio, farthest)
 
 
 def time_left_s(

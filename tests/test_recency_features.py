@@ -184,6 +184,18 @@ def test_queue_state_by_hand():
     assert np.exp(row["all_last"]) == pytest.approx(10, rel=1e-4)
 
 
+@pytest.mark.parametrize("limit_s", [2**63 - 1, 10**13])
+def test_work_of_jobs_with_limits_beyond_all_reason_stays_a_whole_number(limit_s):
+    jobs = _frame(
+        _job(1, 0, 0, time_limit_s=limit_s, gpus=10**6), _job(2, 100, time_limit_s=limit_s), _job(3, 110), _job(4, 200),
+    )  # fmt: skip
+    at = NOON + timedelta(seconds=300)
+    row = dict(zip(WAIT_FEATURES, wait_features(jobs.filter(pl.col("job_id") == "4"), jobs, at).row(0), strict=True))
+    assert np.expm1(row["all_running_left"]) == pytest.approx(1e6 * (1e9 - 300), rel=1e-4)
+    assert np.expm1(row["all_pending_work"]) == pytest.approx(8 * 1e9 + 8 * 3600, rel=1e-4)
+    assert np.expm1(row["user_pending"]) == pytest.approx(2, abs=1e-4)
+
+
 @pytest.fixture(scope="module")
 def kth(traces):
     return pl.read_parquet(traces / "jobs" / "kth-sp2-1996.parquet").sort("submit_time", "job_id")[:3_000]
