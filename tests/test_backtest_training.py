@@ -136,7 +136,7 @@ def test_without_models_the_baselines_speak(kth, at):
     assert counts == {"runtime": pending.height, "wait": pending.height, "remaining": running.height}
     assert set(rows["model_version"]) <= {
         "baseline:recent_waits",
-        *(f"baseline:{n}" for n in ("last2_key", "median_key")),
+        *(f"baseline:{n}" for n in ("middle", "last2_key", "median_key")),
     }
     assert (rows["valid_until"] - rows["generated_at"]).unique().to_list() == [timedelta(seconds=600)]
     assert rows["data_age_s"].unique().to_list() == [30.0]
