@@ -3,8 +3,8 @@
 In it are the distribution of the whole runtime given what has elapsed, asked at the moment and not at the submit, as
 others have ended since; what like jobs had left after as long a run; and two forests grown on jobs as they stood at
 landmarks of their runs, which know what it means to have lasted. What reaches the limit ends as far past it as earlier
-runs did (`models/grace.py`). Here belongs that mixture; not the curves of the
-runtime (`models/runtime.py`), the like jobs (`features/job_survivors.py`) or how it is judged (`models/landmarks.py`).
+runs did (`models/grace.py`). Here belongs that mixture; not the curves of the runtime (`models/runtime.py`), the like
+jobs (`features/job_survivors.py`) or how it is judged (`models/landmarks.py`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from features.job_history import JobHistory, JobTable
 from features.job_survivors import survivors
 from features.jobs import feature_matrix
 from features.vocabulary import QUANTILES
-from models.curves import cap, pool, quantile_frame, read_seconds, remaining_s
+from models.curves import MEDIAN, cap, centred, pool, quantile_frame, read_seconds, remaining_s
 from models.forest import Forest, ForestSize
 from models.grace import Grace
+from models.runtime_choice import REPEATED
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -36,6 +37,7 @@ LANDMARKS_S = (60.0, 200.0, 600.0, 1_800.0, *(3_600.0 * 2**k for k in range(9)))
 ROWS_PER_TREE = 400  # pairs of job and landmark trained on at most, drawn at random, per tree of the runtime's
 MIN_ROWS = 200
 TREES = 0.4  # of the runtime's
+SNAP = 0.1  # a median this near, in ln, to what a past runtime or the limit leaves is taken to be that
 _CUTS = tuple(float(level) for level in (np.arange(50) + 0.5) / 50)  # levels at which the conditional curve is sampled
 
 
@@ -118,7 +120,7 @@ class LandmarkForests:
 
 def time_left_s(
     curves: Floats, like: Floats, drawn: Sequence[NDArray[Any]], elapsed_s: Floats, limit_s: Floats,
-    levels: Sequence[float] = QUANTILES, grace: Grace | None = None,
+    levels: Sequence[float] = QUANTILES, grace: Grace | None = None, repeats: Floats | None = None,
 ) -> Floats:  # fmt: skip
     """Quantiles of the time left.
 
@@ -130,6 +132,7 @@ def time_left_s(
         limit_s: Shape (n,), NaN: none.
         levels: Levels asked for.
         grace: How far runs go past their limit; None: not known.
+        repeats: Runtimes that may come again, ln(seconds), NaN is none, shape (n, r); None: none are known.
 
     Returns:
         Seconds, shape (n, len(levels)); never falling along a row. Of a run that has begun, at most limit − elapsed and
@@ -137,7 +140,8 @@ def time_left_s(
         elapsed] where that is positive.
     """
     grace = grace or Grace.none()
-    out = _within_s(curves, like, drawn, elapsed_s, limit_s, levels, grace)
+    whole = limit_s[:, None] if repeats is None else np.column_stack([limit_s, np.exp(repeats)])
+    out = _within_s(curves, like, drawn, elapsed_s, limit_s, levels, grace, whole)
     begun = elapsed_s > 0
     out[~begun] = read_seconds(curves[~begun], levels, limit_s[~begun])
     past = np.flatnonzero(begun & (elapsed_s >= limit_s)) if grace.is_known else np.empty(0, dtype=np.int64)
@@ -148,7 +152,7 @@ def time_left_s(
 
 def _within_s(
     curves: Floats, like: Floats, drawn: Sequence[NDArray[Any]], elapsed_s: Floats, limit_s: Floats,
-    levels: Sequence[float], grace: Grace,
+    levels: Sequence[float], grace: Grace, whole_s: Floats,
 ) -> Floats:  # fmt: skip
     """`time_left_s` of runs that have begun and are not past their limit."""
     curves = cap(curves, limit_s)
@@ -168,8 +172,22 @@ def _within_s(
         shares.append(np.where(is_there, of_forests / np.maximum(np.sum(there, axis=0), 1), 0.0))
     ends = limit_s[rows] - elapsed_s[rows]
     ends = np.where(ends > 0, ends, np.nan)
-    out[rows] = read_seconds(grace.past_limit(pool(parts, shares), ends, first=0), levels, ends)
+    mixed = _snapped(grace.past_limit(pool(parts, shares), ends, first=0), whole_s[rows] - elapsed_s[rows, None])
+    out[rows] = read_seconds(mixed, levels, ends)
     return out
+
+
+def _snapped(curves: Floats, left_s: Floats) -> Floats:
+    """Curves whose median is moved onto the nearest of the times left, the limit's first, which moves none back to it.
+
+    Times left are of shape (n, 1 + r); the nearest must lie within `SNAP`. The rest of the curve makes way.
+    """
+    gaps = np.log(np.where(left_s >= 1, left_s, np.nan)) - curves[:, [MEDIAN]]
+    gaps = np.where(np.isnan(gaps), np.inf, gaps)
+    gaps[gaps[:, 0] < 0, 0] = np.inf
+    gap = gaps[np.arange(len(gaps)), np.argmin(np.abs(gaps), axis=1)]
+    moved = curves[:, MEDIAN] + np.where(np.abs(gap) < SNAP, gap, 0.0)
+    return centred(curves, np.minimum(moved, curves[:, -1]))
 
 
 def remaining_frame(
@@ -207,7 +225,7 @@ def left_s(
     elapsed_s = (moments - table.start) / 1e6
     like = survivors(table, history, moments, elapsed_s, X)
     drawn = [] if forests is None else forests.samples(X, like, table, elapsed_s)
-    return time_left_s(curves, like, drawn, elapsed_s, table.limit_s, levels, grace)
+    return time_left_s(curves, like, drawn, elapsed_s, table.limit_s, levels, grace, X[:, REPEATED].astype(np.float64))
 
 
 def _to_limit(elapsed_s: Floats, table: JobTable) -> Floats:

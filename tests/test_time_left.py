@@ -130,3 +130,19 @@ def test_a_frame_of_running_and_waiting_jobs_has_nulls_for_those_that_wait():
     assert found["q50_s"].is_null().to_list() == [False, True]
     assert found["q05_s"][0] == pytest.approx(600.0)
     assert max(ELAPSED_S) == 3_600.0
+
+
+def test_a_median_near_what_a_past_runtime_or_the_limit_leaves_is_that():
+    curves = np.log(np.linspace(1_000, 3_000, len(LEVELS)))[None, :].repeat(3, axis=0)
+    like, elapsed_s = np.full((3, 10), np.nan), np.full(3, 600.0)
+    drawn = [np.log(np.linspace(400, 2_400, 40))[None, :].repeat(3, axis=0).astype(np.float32)]
+    limit_s = np.array([np.nan, np.nan, 2_010.0 + 600])
+    plain = time_left_s(curves, like, drawn, elapsed_s, np.full(3, np.nan), (0.25, 0.5, 0.75))
+    assert plain[0, 1] == pytest.approx(1_400.0, rel=0.02)
+    repeats = np.log(np.array([[2_050.0, 9_000.0], [3_000.0, np.nan], [np.nan, np.nan]]))
+    left = time_left_s(curves, like, drawn, elapsed_s, limit_s, (0.25, 0.5, 0.75), repeats=repeats)
+    assert left[0, 1] == pytest.approx(1_450.0)
+    np.testing.assert_allclose(left[1], plain[1])  # 2,400 s is not near
+    near = time_left_s(curves, like, drawn, elapsed_s, plain[:, 1] + 601, (0.25, 0.5, 0.75))
+    np.testing.assert_allclose(near[:, 1], plain[:, 1] + 1)
+    assert (np.diff(left, axis=1) >= 0).all()
