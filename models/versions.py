@@ -1,7 +1,8 @@
 """Versions of the code of each forecaster, by which a training tells a refit from a change.
 
 A refit needs only not to be worse than the champion; a change has to win (`models/promotion.py`). Names of features and
-sizes of forests are in a task's `configuration()`; what the code makes of them is not, and is named here.
+sizes of forests are in a task's `configuration()`. The named numbers of its modules (shares, priors, horizons) are
+added by themselves; what the code makes of them cannot be, and has a version.
 
 Here belong those numbers and what is made of them; not the configurations themselves (`models/tasks.py`).
 """
@@ -9,27 +10,64 @@ Here belong those numbers and what is made of them; not the configurations thems
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
-# Raise a number by one in the change that lets the same jobs, seed and configuration give other forecasts: another
-# loss, weight, share, prior or rule, another meaning of a feature. Not for what leaves them as they were: speed, words,
-# files laid out anew. `tests/test_versions.py` holds forecasts of a fixed history: where it fails, either the change
-# was not meant to move forecasts, or the number has to be raised and the record made anew:
-# `python -m tests.test_versions`.
+# Raise a version by one in the change that lets the same jobs, seed and numbers give other forecasts: another loss or
+# rule, another meaning of a feature. Not for what leaves them as they were: speed, words, files laid out anew.
+# `tests/test_versions.py` holds forecasts of a fixed history: where it fails, either the change was not meant to move
+# forecasts, or the version has to be raised and the record made anew: `python -m tests.test_versions`.
 VERSIONS = {"runtime": 1, "wait": 1, "job_failure": 1, "node_failure": 1, "bottleneck": 1}
+
+# Modules whose numbers make the forecasts of a task; those it is read from (`configuration()`) need not stand here.
+_FORESTS = ("models.forest", "models.curves", "models.calibration")
+MODULES = {
+    "runtime": (
+        "models.runtime", "models.runtime_experts", "models.runtime_choice", "models.mixture", "models.recency",
+        "models.time_left", *_FORESTS, "features.jobs", "features.job_likeness", "features.job_survivors",
+        "features.queue_state",
+    ),
+    "wait": (
+        "models.wait", "models.wait_leaves", "models.wait_points", *_FORESTS, "features.job_queue",
+        "features.recent_waits", "features.queue_plan", "features.queue_state",
+    ),
+    "job_failure": (
+        "models.failure", "models.failure_kinds", "models.failure_running", "models.calibration",
+        "features.job_outcomes",
+    ),
+    "node_failure": ("models.node_failure", "models.fault_history"),
+    "bottleneck": ("models.bottleneck", "models.onsets"),
+}  # fmt: skip
+_OF_SPEED = ("_CHUNK", "_ROWS")  # how much is worked on at a time
 
 
 def full_configuration(task: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's configuration with the version of its code.
+    """A task's configuration with the numbers and the version of its code, as JSON gives it back.
 
     Raises:
         KeyError: There is no such task; the message lists those there are.
     """
     if task not in VERSIONS:
         raise KeyError(f"no version of {task!r}; there are: {', '.join(VERSIONS)}")
-    return {**configuration, "version": VERSIONS[task]}
+    return json.loads(json.dumps({**configuration, "numbers": _numbers(task), "version": VERSIONS[task]}))
+
+
+def _numbers(task: str) -> dict[str, Any]:
+    """Constants of the task's modules, those they take from others included."""
+    found = {}
+    for module in MODULES[task]:
+        for name, value in vars(importlib.import_module(module)).items():
+            if name.isupper() and name not in _OF_SPEED and _is_number(value):
+                found[f"{module.rsplit('.', 1)[-1]}.{name}"] = value
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return bool(value) and all(_is_number(item) for item in value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def configuration_id(task: str, configuration: Mapping[str, Any]) -> str:
@@ -58,7 +96,14 @@ def what_changed(task: str, card: Mapping[str, Any], configuration: Mapping[str,
             continue
         if isinstance(old, list) and isinstance(new, list):
             signed = [f"+{item}" for item in new if item not in old] + [f"−{item}" for item in old if item not in new]
-            changes.append(f"{name} {', '.join(signed[:6]) or 'in another order'}{' …' if len(signed) > 6 else ''}")
+            changes.append(f"{name} {_some(signed) or 'in another order'}")
+        elif isinstance(old, dict) and isinstance(new, dict):
+            keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+            changes.append(f"{name} {_some([f'{key} {old.get(key)} → {new.get(key)}' for key in keys])}")
         else:
             changes.append(f"{name} {old} → {new}")
     return "; ".join(changes)
+
+
+def _some(words: list[str]) -> str:
+    return ", ".join(words[:6]) + (" …" if len(words) > 6 else "")

@@ -80,7 +80,7 @@ def test_a_refit_takes_over_and_a_changed_configuration_must_win(trained, kth, a
     assert ids[0] != ids[1]
     other = train(changed, kth, registry, night + timedelta(days=1))
     assert not other.promoted
-    assert "the configuration changed (size {" in other.reason
+    assert "the configuration changed (size trees 12 → 13)" in other.reason
     assert re.search(r"on \d+ user-days newer than it they cannot be told apart, 30 needed", other.reason)
     assert not other.is_judged
     assert len(registry.versions("runtime")) == 3

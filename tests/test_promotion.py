@@ -1,9 +1,13 @@
 """The promotion rule: a refit must not be worse, a change must win, and too little evidence decides nothing."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 
-from models.promotion import MIN_BLOCKS, block_bootstrap, decide, mean_interval, ratio_interval
+from features.vocabulary import QUANTILES
+from models.promotion import MIN_BLOCKS, Held, block_bootstrap, decide, mean_interval, ratio_interval
+from models.scoring import covered_share, is_covered
 
 
 def _losses(blocks=200, rows=10, seed=0):
@@ -91,6 +95,98 @@ def test_coverage_out_of_guard_keeps_the_champion_unless_it_is_no_better():
     assert "coverage out of guard" in bad.reason
     assert decide(losses, losses * 0.8, blocks, same_configuration=True, coverage=0.62, champion_coverage=0.6).promote
     assert not decide(losses, losses * 0.8, blocks, same_configuration=True, coverage=0.95).promote
+
+
+def _left(scale, seed=0):
+    """Losses of the time left, a third of the jobs gone by then."""
+    losses, blocks = _losses(seed=seed)
+    losses[np.random.default_rng(2).random(len(losses)) < 1 / 3] = np.nan
+    return losses * scale, blocks
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["refit", "change"])
+def test_a_win_at_the_submit_does_not_pay_for_a_loss_while_running(same):
+    losses, blocks = _losses()
+    left, _ = _left(1.0)
+
+    def judged(hour_scale):
+        held = Held("time left", {"60s": left, "3600s": left * 0.5}, {"60s": left, "3600s": left * 0.5 * hour_scale})
+        return decide(losses, losses * 0.9, blocks, same_configuration=same, coverage=0.8, held=[held])
+
+    good = judged(0.97)
+    assert good.promote, good.reason
+    assert "time left 0.985 [" in good.reason  # each landmark counts alike, however small its loss
+    assert good.held["time left"].high < 1
+    bad = judged(1.1)
+    assert not bad.promote
+    assert "champion stays: time left is worse (upper bound > 1.01): loss ratio to champion 0.900" in bad.reason
+    assert bad.held["time left"].value == pytest.approx(1.05)
+
+
+def test_what_is_held_and_cannot_be_judged_keeps_nobody_out_and_says_so():
+    losses, blocks = _losses()
+    few = np.where(blocks < 12, losses, np.nan)
+    held = Held("time left", {"60s": few}, {"60s": few * 3})
+    decision = decide(losses, losses * 0.9, blocks, same_configuration=True, held=[held])
+    assert decision.promote
+    assert "time left not judged: 3.000 (no interval: 12 blocks, 30 needed)" in decision.reason
+    nothing = Held("time left", {"60s": losses * np.nan}, {"60s": losses * np.nan})
+    assert (
+        "time left not judged;" in decide(losses, losses * 0.9, blocks, same_configuration=True, held=[nothing]).reason
+    )
+
+
+def test_twice_next_to_nothing_is_nothing():
+    losses, blocks = _losses()
+    odds = losses * 1e-5
+    held = Held("odds of a start", {"600s": odds}, {"600s": odds * 2})
+    assert decide(losses, losses, blocks, same_configuration=True, held=[held]).promote
+    odds = losses * 0.1
+    held = Held("odds of a start", {"600s": odds}, {"600s": odds * 2})
+    assert not decide(losses, losses, blocks, same_configuration=True, held=[held]).promote
+
+
+def _idle_waits(rows=4_000, zero=0.914, seed=0):
+    """Waits of an idle cluster, most of them none at all, and the quantiles that are right for them."""
+    drawn = np.random.default_rng(seed)
+    later = np.exp(drawn.normal(6.0, 1.0, rows))
+    waits = np.where(drawn.random(rows) < zero, 0.0, later)
+    tail = [np.exp(6.0 + NormalDist().inv_cdf((q - zero) / (1 - zero))) if q > zero else 0.0 for q in QUANTILES]
+    return waits, np.tile(tail, (rows, 1))
+
+
+def test_right_forecasts_of_an_idle_cluster_are_in_guard():
+    """Every interval is [0, 0]: it holds 91 % of the waits, and no other would be right."""
+    waits, quantiles = _idle_waits()
+    plain = is_covered(quantiles[:, 1], quantiles[:, -2], waits).mean()
+    shared = covered_share(quantiles, waits).mean()
+    assert plain > 0.90
+    assert shared == pytest.approx(0.80, abs=0.03)
+    losses, blocks = _losses()
+    assert not decide(losses, losses * 0.8, blocks, same_configuration=False, coverage=plain).promote
+    assert decide(losses, losses * 0.8, blocks, same_configuration=False, coverage=shared).promote
+    assert covered_share(np.zeros((1, len(QUANTILES))), np.zeros(1))[0] == pytest.approx(0.80)
+
+
+def test_wrong_forecasts_of_an_idle_cluster_are_out_of_guard():
+    waits, quantiles = _idle_waits(zero=0.6)
+    assert covered_share(quantiles * 0, waits).mean() < 0.69  # "never a wait", of which two in five do wait
+    waits, _ = _idle_waits()
+    _, wide = _idle_waits(zero=0.02)  # hours of wait for everybody
+    assert covered_share(wide, waits).mean() < 0.69
+
+
+def test_without_ties_the_share_is_plain_coverage():
+    drawn = np.random.default_rng(1)
+    actual = np.exp(drawn.normal(8, 1, 3_000))
+    quantiles = np.tile([np.exp(8 + NormalDist().inv_cdf(q)) for q in QUANTILES], (3_000, 1))
+    plain = is_covered(quantiles[:, 1], quantiles[:, -2], actual).mean()
+    assert covered_share(quantiles, actual).mean() == pytest.approx(plain, abs=0.002)
+    # Runs to the limit: the upper levels are one, and right when a fifth runs into it.
+    limit = np.exp(8 + NormalDist().inv_cdf(0.80))
+    cut, capped = np.minimum(actual, limit), np.minimum(quantiles, limit)
+    assert is_covered(capped[:, 1], capped[:, -2], cut).mean() > 0.88
+    assert covered_share(capped, cut).mean() == pytest.approx(0.80, abs=0.03)
 
 
 def test_a_champion_without_any_loss_stays():
