@@ -406,7 +406,9 @@ _LLAMA = "--layers 32 --hidden 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 
 @click.option("--tied/--untied", "is_tied", default=None, help="One matrix for both embeddings, or two.")
 @click.option("--precision", default="bf16", show_default=True, help="bf16, fp16, fp32 or fp8.")
 @click.option("--gradient-precision", default="same", show_default=True, help="same or fp32.")
-@click.option("--optimizer", default="adam", show_default=True, help="adam, adam_8bit, sgd or sgd_momentum.")
+@click.option(
+    "--optimizer", default="adam", show_default=True, help="adam, adam_bf16, adam_8bit, lion, sgd or sgd_momentum."
+)
 @click.option("--tensor-parallel", "--tp", type=int, default=1, show_default=True, help="GPUs that share a layer.")
 @click.option("--sequence-parallel", "is_sequence_parallel", is_flag=True, help="Share norms and dropouts too.")
 @click.option("--pipeline-parallel", "--pp", type=int, default=1, show_default=True, help="Stages of the pipeline.")
@@ -419,6 +421,10 @@ _LLAMA = "--layers 32 --hidden 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 
 @click.option("--experts", type=int, default=1, show_default=True, help="Experts of a layer.")
 @click.option("--experts-per-token", type=int, default=1, show_default=True, help="Experts that a token visits.")
 @click.option("--expert-parallel", "--ep", type=int, default=1, show_default=True, help="Replicas sharing experts.")
+@click.option("--context-parallel", "--cp", type=int, default=1, show_default=True, help="GPUs that share a sequence.")
+@click.option("--lora-rank", type=int, help="Rank of LoRA adapters; all else is frozen (default: all is trained).")
+@click.option("--lora-targets", default="qv", show_default=True, help="qv, attention or all.")
+@click.option("--base-precision", default="same", show_default=True, help="Of what is frozen: same or nf4 (QLoRA).")
 @click.option("--gpu-memory", metavar="SIZE", help="Of one GPU, as 80GiB: does it fit, what would make it fit?")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as the API answers.")
 def estimate_memory(gpu_memory: str | None, as_json: bool, **asked: Any) -> None:

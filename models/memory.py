@@ -8,6 +8,10 @@ Sources, each line's beside it in `estimate`:
 - Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4
   with table 2: s·b·h·(34 + 5·a·s/h) bytes a layer, what tensor and sequence parallelism divide of it, and what the
   first stage of a 1F1B or interleaved pipeline holds. For other shapes the same tensors are counted one by one.
+- Sequences shared by context parallelism: Liu et al. 2023, "Ring Attention with Blockwise Transformers"; all that is
+  by token is divided, model states are as of so many more replicas (Megatron-LM reckons 6 + 12/(d·c) bytes).
+- Adapters: Hu et al. 2022, "LoRA"; Dettmers et al. 2023, "QLoRA". Only they have gradients and optimiser states. Of
+  activations the same are counted as of full training: frozen matrices need fewer, which is not relied on.
 - Parameters: `memory_parameters.py`.
 
 Here belong the formulas. Inputs and their checks: `memory_inputs.py`; what would make a job fit: `memory_advice.py`.
@@ -17,12 +21,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.memory_inputs import OPTIMIZERS, PRECISIONS, Training
-from models.memory_parameters import Weights, layers_of, parameters, weights_of
+from models.memory_inputs import BASES, OPTIMIZERS, PRECISIONS, Training
+from models.memory_parameters import Weights, adapters_of, layers_of, parameters, weights_of
 
 NCCL_BUFFER_BYTES = 4 * 2**20  # NCCL_BUFFSIZE, NCCL's documentation of environment variables
 NCCL_CHANNELS = 16  # of a communicator, assumed; each has a buffer to its ring's next and from its last
 FP32 = 4
+_SOURCES = {"adam_8bit": "Dettmers et al. 2022", "adam_bf16": "DeepSeek-AI 2024", "lion": "Chen et al. 2023"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class Estimate:
     @property
     def model_state_bytes(self) -> float:
         """Parameters, gradients and optimiser with its master copy, bytes: what the ZeRO paper counts."""
-        names = ("parameters", "gradients", "master copy", "optimiser states")
+        names = ("frozen parameters", "parameters", "gradients", "master copy", "optimiser states")
         return sum(line.bytes for line in self.lines if line.name in names)
 
     def bytes_of(self, name: str) -> float:
@@ -105,7 +110,7 @@ def layer_activations(training: Training) -> LayerActivations:
     h, a, s, b, t = training.hidden, training.heads, training.seq, training.micro_batch, training.tensor_parallel
     e = PRECISIONS[training.precision].activation
     has_dropout = training.architecture == "gpt"
-    token = s * b  # tokens
+    token = s * b / training.context_parallel  # tokens of a rank
     mask = token * h if has_dropout else 0  # 1 byte per element
     visits = training.experts_per_token
     inner = 2 if training.architecture == "gpt" else 3  # before and after GELU; gate, up, and their product
@@ -140,7 +145,7 @@ def estimate(training: Training) -> Estimate:
 
 def _of_stage(training: Training, stage: int) -> Estimate:
     weights = weights_of(training, stage)
-    lines = [*_model_states(training, weights), *_activations(training, stage)]
+    lines = [*_model_states(training, stage), *_activations(training, stage)]
     tensors = sum(line.bytes for line in lines)
     lines += [
         Line(
@@ -159,45 +164,66 @@ def _of_stage(training: Training, stage: int) -> Estimate:
     return Estimate(training, stage, whole, weights.total, tuple(line for line in lines if line.bytes))
 
 
-def _model_states(training: Training, weights: Weights) -> list[Line]:
+def _model_states(training: Training, stage: int) -> list[Line]:
+    weights, adapters, layers = weights_of(training, stage), adapters_of(training, stage), layers_of(training, stage)
     size = PRECISIONS[training.precision]
     gradient = FP32 if training.gradient_precision == "fp32" else size.gradient
-    replicas, expert_replicas = training.data_parallel, training.data_parallel // training.expert_parallel
-    zero = training.zero_stage
+    zero, is_lora = training.zero_stage, training.lora_rank is not None
+    trained = adapters if is_lora else weights
 
-    def held(per_parameter: float, from_stage: int) -> float:
-        is_shared = zero >= from_stage
-        dense = weights.dense / (replicas if is_shared else 1)
-        return per_parameter * (dense + weights.expert / (expert_replicas if is_shared else 1))
+    def held(per_parameter: float, from_stage: int, of: Weights) -> float:
+        replicas = training.replicas if zero >= from_stage else 1
+        sharing = replicas // training.expert_parallel if zero >= from_stage else 1
+        return per_parameter * (of.dense / replicas + of.expert / sharing)
 
     shared = f"ZeRO stage {zero}" if zero else "ZeRO's baseline"
+    state, of_state = OPTIMIZERS[training.optimizer], _SOURCES.get(training.optimizer, "Rajbhandari et al. 2020")
+    frozen = BASES[training.base_precision] or size.parameter
     lines = [
         Line(
-            "parameters", held(size.parameter, 3), f"{size.parameter:g} bytes each; {shared}, Rajbhandari et al. 2020"
+            "parameters", held(size.parameter, 3, trained),
+            f"{size.parameter:g} bytes each; {shared}, Rajbhandari et al. 2020",
         ),
-        Line("gradients", held(gradient, 2), f"{gradient:g} bytes each; Rajbhandari et al. 2020, section 3.1"),
-        Line("master copy", held(size.master, 1), f"fp32, {size.master:g} bytes each; Rajbhandari et al. 2020"),
+        Line("gradients", held(gradient, 2, trained), f"{gradient:g} bytes each; Rajbhandari et al. 2020, section 3.1"),
+        Line("master copy", held(size.master, 1, trained), f"fp32, {size.master:g} bytes; Rajbhandari et al. 2020"),
         Line(
-            "optimiser states",
-            held(OPTIMIZERS[training.optimizer], 1),
-            f"{training.optimizer}, {OPTIMIZERS[training.optimizer]:.3g} bytes each; "
-            + ("Dettmers et al. 2022" if "8bit" in training.optimizer else "Rajbhandari et al. 2020"),
+            "optimiser states", held(state, 1, trained),
+            f"{training.optimizer}, {state:.3g} bytes each; {of_state}",
         ),
-    ]
-    if zero == 3 and replicas > 1:
+    ]  # fmt: skip
+    if is_lora:
+        source = "Dettmers et al. 2023 (QLoRA)" if training.base_precision == "nf4" else "Hu et al. 2022 (LoRA)"
+        # What is quantised are the matrices of layers, not the embeddings.
+        outside = weights.total - layers * weights.layer
+        kept = held(frozen, 3, Weights(weights.dense - outside, weights.expert, 0.0))
+        kept += held(size.parameter, 3, Weights(outside, 0.0, 0.0))
+        lines.insert(
+            0, Line("frozen parameters", kept, f"{frozen:.3g} bytes each, embeddings {size.parameter:g}; {source}")
+        )
+    if zero == 3 and training.replicas > 1:
         # The layer at work and the one fetched ahead are whole; so are the gradients of the one at work.
+        whole = (
+            weights.layer * 2 * frozen + adapters.layer * 2 * size.parameter
+            if is_lora
+            else (weights.layer * 2 * size.parameter)
+        )
         lines.append(
             Line(
                 "gathered layers",
-                weights.layer * (2 * size.parameter + gradient),
+                whole + trained.layer * gradient,
                 "FSDP: parameters of two layers and gradients of one are whole; Zhao et al. 2023, PyTorch FSDP",
             )
+        )
+    if training.base_precision == "nf4":
+        lines.append(
+            Line("layer at work", weights.layer * size.activation, "its parameters as they are computed with; QLoRA")
         )
     return lines
 
 
 def _activations(training: Training, stage: int) -> list[Line]:
-    h, token, t = training.hidden, training.seq * training.micro_batch, training.tensor_parallel
+    h, t = training.hidden, training.tensor_parallel
+    token = training.seq * training.micro_batch / training.context_parallel
     e, divisor = PRECISIONS[training.precision].activation, t if training.is_sequence_parallel else 1
     layer, held = layer_activations(training), held_microbatches(training, stage)
     kept = {
@@ -215,6 +241,14 @@ def _activations(training: Training, stage: int) -> list[Line]:
         ),
         Line("recomputed layer", again, "one layer's dropped activations while they are computed again"),
     ]
+    if training.context_parallel > 1:
+        lines.append(
+            Line(
+                "keys and values of others",
+                4 * e * token * h * training.kv / training.heads / t,
+                "those at work and those on their way; Liu et al. 2023, Ring Attention",
+            )
+        )
     if stage == 0 and training.architecture == "gpt":
         lines.append(
             Line("embedding dropout", token * h * held / divisor, "s·b·h·p; Korthikanti et al. 2022, section 4.3")
@@ -233,6 +267,7 @@ def _activations(training: Training, stage: int) -> list[Line]:
 def _communication(training: Training) -> float:
     if training.gpus == 1:
         return 0.0
-    degrees = (training.tensor_parallel, training.pipeline_parallel, training.data_parallel, training.expert_parallel)
-    groups = sum(degree > 1 for degree in degrees)
+    groups = sum(
+        getattr(training, f"{kind}_parallel") > 1 for kind in ("tensor", "pipeline", "data", "expert", "context")
+    )
     return groups * 2.0 * NCCL_CHANNELS * NCCL_BUFFER_BYTES

@@ -54,7 +54,7 @@ class Description:
 @lru_cache(maxsize=10_000)
 def _bytes(inputs: tuple[tuple[str, Any], ...], gpus: int) -> float | None:
     asked = dict(inputs)
-    shared = asked.get("tensor_parallel", 1) * asked.get("pipeline_parallel", 1)
+    shared = asked.get("tensor_parallel", 1) * asked.get("pipeline_parallel", 1) * asked.get("context_parallel", 1)
     asked.setdefault("data_parallel", gpus // shared)
     if asked["data_parallel"] * shared != gpus:
         return None

@@ -48,9 +48,17 @@ PRECISIONS = {
     "fp32": Bytes(4, 4, 0, 4),
     "fp8": Bytes(1, 2, 4, 2),
 }
-# Bytes of state per parameter. 8-bit: two moments of one byte, and one fp32 scale in each block of 2,048 of them
-# (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization").
-OPTIMIZERS = {"adam": 8.0, "adam_8bit": 2 * (1 + 4 / 2048), "sgd": 0.0, "sgd_momentum": 4.0}
+# Bytes of state per parameter. In bf16 both moments have two bytes (DeepSeek-AI 2024, "DeepSeek-V3", section 3.3); Lion
+# keeps one moment in fp32 (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms"). 8-bit: two moments of
+# one byte, and one fp32 scale in each block of 2,048 (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
+# Quantization").
+OPTIMIZERS = {
+    "adam": 8.0, "adam_bf16": 4.0, "adam_8bit": 2 * (1 + 4 / 2048), "lion": 4.0, "sgd": 0.0, "sgd_momentum": 4.0
+}  # fmt: skip
+# Frozen parameters under adapters. NF4: 4 bits each, and of quantised constants 8 bits a block of 64 and 32 bits for
+# 256 of those blocks, 0.127 bits (Dettmers et al. 2023, "QLoRA", section 3).
+BASES = {"same": None, "nf4": (4 + 8 / 64 + 32 / (64 * 256)) / 8}
+LORA_TARGETS = ("qv", "attention", "all")
 ARCHITECTURES = ("gpt", "llama")
 RECOMPUTATIONS = ("none", "selective", "full")
 ZERO_STAGES = (0, 1, 2, 3)
@@ -60,7 +68,8 @@ LIMITS = {
     "ffn": (1, 10_000_000), "vocab": (1, 10_000_000), "seq": (1, 100_000_000), "micro_batch": (1, 100_000),
     "tensor_parallel": (1, 4_096), "pipeline_parallel": (1, 4_096), "data_parallel": (1, 1_000_000),
     "expert_parallel": (1, 100_000), "virtual_stages": (1, 1_000), "experts": (1, 100_000),
-    "experts_per_token": (1, 1_000), "microbatches": (1, 1_000_000),
+    "experts_per_token": (1, 1_000), "microbatches": (1, 1_000_000), "context_parallel": (1, 4_096),
+    "lora_rank": (1, 100_000),
 }  # fmt: skip
 
 
@@ -95,6 +104,11 @@ class Training:
         experts: Experts per layer; 1: dense.
         experts_per_token: Experts that a token visits.
         expert_parallel: Ranks, out of the replicas, that share the experts.
+        context_parallel: Ranks that share each sequence.
+        lora_rank: Rank of LoRA adapters: all else is frozen. None: everything is trained.
+        lora_targets: What has adapters: `qv` (queries and values), `attention` (and keys, and the projection) or `all`
+            (and the feed-forward).
+        base_precision: Of the frozen parameters: `same` as `precision` says, or `nf4` (QLoRA).
         allocator_ratio: Memory that the allocator holds and cannot use, as a share of all tensors.
         context_bytes: Memory that the runtime takes before the first tensor, bytes.
     """
@@ -124,6 +138,10 @@ class Training:
     experts: int = 1
     experts_per_token: int = 1
     expert_parallel: int = 1
+    context_parallel: int = 1
+    lora_rank: int | None = None
+    lora_targets: str = "qv"
+    base_precision: str = "same"
     allocator_ratio: float = 0.05
     context_bytes: int = 1343 * 2**20
 
@@ -142,6 +160,7 @@ class Training:
         for name, known in (
             ("architecture", ARCHITECTURES), ("precision", tuple(PRECISIONS)), ("optimizer", tuple(OPTIMIZERS)),
             ("recomputation", RECOMPUTATIONS), ("zero_stage", ZERO_STAGES), ("gradient_precision", GRADIENTS),
+            ("lora_targets", LORA_TARGETS), ("base_precision", tuple(BASES)),
         ):  # fmt: skip
             if getattr(self, name) not in known or isinstance(getattr(self, name), bool):
                 raise MemoryInputError(name, getattr(self, name), ", ".join(map(str, known)))
@@ -154,7 +173,7 @@ class Training:
     def _check_divisions(self) -> None:
         for whole, part in (
             ("hidden", "heads"), ("heads", "kv_heads"), ("heads", "tensor_parallel"), ("experts", "expert_parallel"),
-            ("data_parallel", "expert_parallel"),
+            ("data_parallel", "expert_parallel"), ("seq", "context_parallel"),
         ):  # fmt: skip
             total, divisor = getattr(self, whole), getattr(self, part)
             if divisor is not None and total % divisor:
@@ -168,6 +187,12 @@ class Training:
             raise MemoryInputError("virtual_stages", self.virtual_stages, "1 where there is one stage")
         if self.experts_per_token > self.experts:
             raise MemoryInputError("experts_per_token", self.experts_per_token, f"at most experts ({self.experts})")
+        if self.lora_rank is None:
+            for name, default in (("lora_targets", "qv"), ("base_precision", "same")):
+                if getattr(self, name) != default:
+                    raise MemoryInputError(name, getattr(self, name), f"{default} without lora_rank")
+        elif self.lora_rank > self.hidden:
+            raise MemoryInputError("lora_rank", self.lora_rank, f"at most hidden ({self.hidden})")
 
     @property
     def kv(self) -> int:
@@ -189,7 +214,12 @@ class Training:
     @property
     def gpus(self) -> int:
         """Ranks in all."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def replicas(self) -> int:
+        """Ranks with the same parameters, which ZeRO shares among: those that share a sequence are such, too."""
+        return self.data_parallel * self.context_parallel
 
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30,

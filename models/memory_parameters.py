@@ -40,6 +40,40 @@ def parameters(training: Training) -> int:
     return round(training.layers * per_layer + once + embeddings)
 
 
+def adapter_parameters(training: Training) -> int:
+    """Trained parameters of the whole model where it has LoRA adapters; 0 where it has none."""
+    dense, expert = _layer_adapters(training, 1)
+    return round(training.layers * (dense + expert * training.experts))
+
+
+def adapters_of(training: Training, stage: int) -> Weights:
+    """Adapters of one rank of a stage, before replicas share any."""
+    dense, expert = _layer_adapters(training, training.tensor_parallel)
+    experts, layers = expert * training.experts / training.expert_parallel, layers_of(training, stage)
+    if training.experts == 1:
+        return Weights(layers * (dense + experts), 0.0, dense + experts)
+    return Weights(layers * dense, layers * experts, dense + experts)
+
+
+def _layer_adapters(training: Training, t: int) -> tuple[float, float]:
+    """Of one layer: adapters of attention, and of one expert or the only feed-forward; on one of t ranks.
+
+    Beside a matrix of n inputs and m outputs stand r·n and r·m (Hu et al. 2022, "LoRA", section 4.1). Of the pair the
+    one that meets the side which tensor parallelism divides is divided, the other is whole.
+    """
+    if training.lora_rank is None:
+        return 0.0, 0.0
+    h, f, kv = training.hidden, training.width, training.hidden * training.kv / training.heads
+    split_out, split_in = [(h, h), (h, kv)], []  # queries and values
+    if training.lora_targets != "qv":
+        split_out, split_in = [*split_out, (h, kv)], [(h, h)]
+    dense = sum(n + m / t for n, m in split_out) + sum(n / t + m for n, m in split_in)
+    expert = 0.0
+    if training.lora_targets == "all":
+        expert = (1 if training.architecture == "gpt" else 2) * (h + f / t) + (f / t + h)
+    return training.lora_rank * dense, training.lora_rank * expert
+
+
 def _norm(training: Training) -> int:
     return (2 if training.architecture == "gpt" else 1) * training.hidden
 

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from models.memory_inputs import GIB, Training
+from models.memory_parameters import adapter_parameters
 from scheduler_hints.memory_estimates import MemoryEstimate, memory_answer
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ def estimate_lines(answer: MemoryEstimate, training: Training) -> list[str]:
     """The estimate as lines of text."""
     stage = "" if training.pipeline_parallel == 1 else f", pipeline stage {answer.stage + 1} the fullest"
     gpus = "1 GPU" if answer.gpus == 1 else f"{answer.gpus:,} GPUs"
-    out = [f"{answer.parameters / 1e9:.3g} billion parameters on {gpus}; one GPU of them{stage}:", ""]
+    trained = adapter_parameters(training)
+    adapters = f", {trained / 1e6:,.3g} million more trained as adapters," if trained else ""
+    out = [f"{answer.parameters / 1e9:.3g} billion parameters{adapters} on {gpus}; one GPU of them{stage}:", ""]
     out += [f"  {line.name:<24} {line.bytes / GIB:>9.2f} GiB   {line.source}" for line in answer.lines]
     out += [f"  {'in all':<24} {answer.total_bytes / GIB:>9.2f} GiB", ""]
     smallest = answer.smallest_gpu_gib
@@ -216,11 +219,17 @@ def _estimate_lines(of_jobs: pl.DataFrame) -> list[str]:
     found = estimate_facts(of_jobs)
     if not found["judged"]:
         return [f"  descriptions are of {counted(found['described'], 'job')}; of none is the use known too"]
-    return [
-        f"  estimated of {found['estimated']:,} of the {counted(found['described'], 'job')} that descriptions are of; "
-        f"estimated ÷ used, {counted(found['judged'], 'job')}: median {found['estimated_to_used_q50']:.2f}, "
+    lines = [
+        f"  {counted(found['described'], 'job')} described, {found['estimated']:,} of them estimated; "
+        f"estimated ÷ used, of {counted(found['judged'], 'job')}: median {found['estimated_to_used_q50']:.2f}, "
         f"80 % from {found['estimated_to_used_q10']:.2f} to {found['estimated_to_used_q90']:.2f}"
     ]
+    if found["estimated_above_requested"]:
+        above = counted(found["estimated_above_requested"], "job")
+        lines.append(
+            f"  of {above} the estimate is more than their GPUs have, and yet they ran: look at the description"
+        )
+    return lines
 
 
 def use_lines(name: str, of_jobs: pl.DataFrame, families: pl.DataFrame, since: timedelta, top: int) -> list[str]:
@@ -229,8 +238,9 @@ def use_lines(name: str, of_jobs: pl.DataFrame, families: pl.DataFrame, since: t
     from pipelines.words import counted
 
     days = since.total_seconds() / 86_400
+    length = "a day" if days == 1 else f"{days:.3g} days"
     judged = of_jobs["used_ratio"].count()
-    out = [f"{name}: {counted(of_jobs.height, 'job')} with GPUs in {days:.3g} days, memory of {judged:,} of them known"]
+    out = [f"{name}: {counted(of_jobs.height, 'job')} with GPUs in {length}, memory of {judged:,} of them known"]
     if not judged:
         why = "their GPUs were not seen, were shared, or report no memory; `weatherglass doctor` checks the sources"
         return [*out, f"  {why}"] if of_jobs.height else out

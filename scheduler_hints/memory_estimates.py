@@ -29,7 +29,7 @@ class MemoryRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     is_tied: bool | None = None
     precision: Literal["bf16", "fp16", "fp32", "fp8"] = "bf16"
     gradient_precision: Literal["same", "fp32"] = "same"
-    optimizer: Literal["adam", "adam_8bit", "sgd", "sgd_momentum"] = "adam"
+    optimizer: Literal["adam", "adam_bf16", "adam_8bit", "lion", "sgd", "sgd_momentum"] = "adam"
     tensor_parallel: _Count = 1
     is_sequence_parallel: bool = False
     pipeline_parallel: _Count = 1
@@ -42,6 +42,10 @@ class MemoryRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     experts: _Count = 1
     experts_per_token: _Count = 1
     expert_parallel: _Count = 1
+    context_parallel: _Count = 1
+    lora_rank: _Count | None = None
+    lora_targets: Literal["qv", "attention", "all"] = "qv"
+    base_precision: Literal["same", "nf4"] = "same"
     allocator_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
     context_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 * 2**30)] = 1343 * 2**20
     gpu_memory_bytes: Annotated[int, msgspec.Meta(ge=2**20, le=2**50)] | None = None

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from models.memory import estimate, held_microbatches, layer_activations
 from models.memory_advice import advise
 from models.memory_inputs import GIB, MemoryInputError, Training, parse_size
-from models.memory_parameters import parameters
+from models.memory_parameters import adapter_parameters, parameters
 from scheduler_hints.api import create_app
 from scheduler_hints.memory_estimates import MemoryRequest
 from scheduler_hints.reloader import ShardStore
@@ -136,7 +136,8 @@ def test_model_states_of_llama_are_what_megatron_lm_reckons() -> None:
 def test_optimisers_and_precisions_by_hand() -> None:
     bytes_each = {
         ("bf16", "adam"): 16, ("fp16", "adam"): 16, ("fp32", "adam"): 16, ("fp8", "adam"): 15, ("bf16", "sgd"): 8,
-        ("bf16", "sgd_momentum"): 12, ("fp32", "sgd"): 8, ("bf16", "adam_8bit"): 10 + 8 / 2048,
+        ("bf16", "sgd_momentum"): 12, ("bf16", "adam_bf16"): 12, ("bf16", "lion"): 12, ("fp32", "sgd"): 8,
+        ("bf16", "adam_8bit"): 10 + 8 / 2048,
     }  # fmt: skip
     for (precision, optimizer), each in bytes_each.items():
         found = estimate(llama8b(precision=precision, optimizer=optimizer))
@@ -144,6 +145,55 @@ def test_optimisers_and_precisions_by_hand() -> None:
     double = estimate(llama8b(precision="fp32")).bytes_of("activations")
     core = layer_activations(llama8b()).attention_core * 32  # flash keeps fp32 numbers in any precision
     assert double - core == pytest.approx(2 * (estimate(llama8b()).bytes_of("activations") - core))
+
+
+def test_adapters_are_those_of_the_papers_and_of_peft() -> None:
+    for rank, millions in ((1, 4.7), (8, 37.7)):  # Hu et al. 2022, table 4: GPT-3 with adapters of queries and values
+        training = paper("175B", tensor_parallel=1, pipeline_parallel=1, virtual_stages=1, lora_rank=rank)
+        assert adapter_parameters(training) / 1e6 == pytest.approx(millions, abs=0.05)
+        assert estimate(training).bytes_of("frozen parameters") / 1e9 == pytest.approx(350, rel=0.01)  # section 4.2
+    llama7b = Training(32, 4096, 32, 32_000, 2048, ffn=11_008, lora_rank=8)
+    # What PEFT prints, trainable and all parameters: Llama 7B, rank 8 on queries and values; Llama 3 8B, 16 on all.
+    assert (adapter_parameters(llama7b), parameters(llama7b)) == (4_194_304, 6_742_609_920 - 4_194_304)
+    all_of_8b = llama8b(lora_rank=16, lora_targets="all")
+    assert (adapter_parameters(all_of_8b), parameters(all_of_8b)) == (41_943_040, 8_072_204_288 - 41_943_040)
+    assert adapter_parameters(llama8b()) == 0
+    found, whole = estimate(all_of_8b), estimate(llama8b())
+    assert found.bytes_of("optimiser states") == 8 * 41_943_040
+    assert found.model_state_bytes == 2 * 8_030_261_248 + 16 * 41_943_040
+    assert found.bytes_of("activations") == whole.bytes_of("activations")
+    shared = estimate(llama8b(lora_rank=16, lora_targets="all", data_parallel=8, zero_stage=3))
+    assert shared.model_state_bytes == pytest.approx(found.model_state_bytes / 8)
+    split = estimate(llama8b(lora_rank=16, lora_targets="attention", tensor_parallel=2))
+    of_layer = 16 * (3 * 4096 + 4096 / 2 + 2 * 1024 / 2 + 4096 / 2 + 4096)
+    assert split.bytes_of("parameters") == 2 * 32 * of_layer
+
+
+def test_a_model_of_65_billion_is_tuned_on_one_gpu_of_48_gigabytes_as_qlora_says() -> None:
+    llama65b = Training(
+        80, 8192, 64, 32_000, 512, ffn=22_016, recomputation="full", lora_rank=64, lora_targets="all",
+        base_precision="nf4", optimizer="adam_8bit",
+    )  # fmt: skip
+    assert parameters(llama65b) / 1e9 == pytest.approx(65.3, abs=0.1)
+    found = estimate(llama65b)
+    of_layers = 80 * (4 * 8192**2 + 3 * 8192 * 22_016 + 2 * 8192)
+    bits = (found.bytes_of("frozen parameters") - 2 * (parameters(llama65b) - of_layers)) * 8 / of_layers
+    assert bits == pytest.approx(4.127, abs=1e-3)
+    assert found.total_bytes < 48 * GIB
+    trained = {"lora_rank": None, "lora_targets": "qv", "base_precision": "same", "optimizer": "adam"}
+    assert estimate(dataclasses.replace(llama65b, **trained)).total_bytes > 780 * 10**9  # section 1, of full tuning
+
+
+def test_ranks_that_share_a_sequence_share_its_activations_and_the_optimiser() -> None:
+    training = llama8b(data_parallel=2, context_parallel=4, zero_stage=1, gradient_precision="fp32")
+    found, alone = estimate(training), estimate(dataclasses.replace(training, context_parallel=1))
+    assert training.gpus == 8
+    assert found.model_state_bytes / found.rank_parameters == 6 + 12 / (2 * 4)  # Megatron-LM's bytes per parameter
+    for name in ("activations", "output layer and logits"):
+        assert found.bytes_of(name) == alone.bytes_of(name) / 4
+    assert found.bytes_of("keys and values of others") == 2 * 2 * 2 * (8192 / 4) * (4096 / 4)
+    assert found.bytes_of("communication") == 2 * alone.bytes_of("communication")
+    assert alone.bytes_of("keys and values of others") == 0
 
 
 def test_experts_are_shared_by_fewer_replicas() -> None:
@@ -179,7 +229,7 @@ def test_the_last_stage_can_be_the_fullest() -> None:
 def test_wrong_inputs_name_the_offender_and_the_valid_choices() -> None:
     for changes, field, word in (
         ({"precision": "bf17"}, "precision", "did you mean bf16"),
-        ({"optimizer": "adamw"}, "optimizer", "adam, adam_8bit, sgd, sgd_momentum"),
+        ({"optimizer": "adamw"}, "optimizer", "adam, adam_bf16, adam_8bit, lion, sgd, sgd_momentum"),
         ({"tensor_parallel": 3}, "tensor_parallel", "a divisor of heads (32)"),
         ({"kv_heads": 5}, "kv_heads", "a divisor of heads"),
         ({"layers": 0}, "layers", "1 to 10,000"),
@@ -191,6 +241,11 @@ def test_wrong_inputs_name_the_offender_and_the_valid_choices() -> None:
         ({"virtual_stages": 2}, "virtual_stages", "1 where there is one stage"),
         ({"experts_per_token": 2}, "experts_per_token", "at most experts (1)"),
         ({"experts": 8, "expert_parallel": 8}, "expert_parallel", "a divisor of data_parallel (1)"),
+        ({"context_parallel": 3}, "context_parallel", "a divisor of seq (8192)"),
+        ({"lora_rank": 5000}, "lora_rank", "at most hidden (4096)"),
+        ({"lora_targets": "all"}, "lora_targets", "qv without lora_rank"),
+        ({"base_precision": "nf4"}, "base_precision", "same without lora_rank"),
+        ({"lora_rank": 8, "lora_targets": "mlp"}, "lora_targets", "qv, attention, all"),
         ({"allocator_ratio": -0.1}, "allocator_ratio", "0 to 1"),
         ({"context_bytes": -1}, "context_bytes", "bytes from 0"),
     ):

@@ -208,7 +208,7 @@ def test_samples_belong_to_who_held_the_gpu_and_the_command_says_so(
     needed = estimate(Training(**LLAMA)).total_bytes
     done = CliRunner().invoke(cli, ["memory-use", "--since", days, "--models", str(models)])
     assert done.exit_code == 0, done.output
-    assert "estimated of 1 of the 1 job that descriptions are of; estimated ÷ used, 1 job: median " in done.output
+    assert "1 job described, 1 of them estimated; estimated ÷ used, of 1 job: median " in done.output
     [line] = [line for line in done.output.splitlines() if "big_#" in line]
     assert f"39.0 GiB    80.0 GiB {needed / GIB:>7.1f} GiB" in line
     [line] = [line for line in done.output.splitlines() if " small " in line]
