@@ -105,6 +105,7 @@ class JobProgress(msgspec.Struct, frozen=True):
 class JobForecast(msgspec.Struct, frozen=True):
     """What is foreseen for one known job. `remaining` for a running job, `wait` and `runtime` for a pending one.
 
+    `wait` and `remaining` count from `generated_at`, however long it has waited or run by then.
     `mode_s`: the most likely runtime, the one that most probability lies within 25 % of; the median `q50_s` of
     `runtime` errs least on the whole, its `q80_s` is for fitting jobs into gaps.
     `p_timeout`, `p_node_failure` and `p_out_of_memory` are parts of `p_fail`; what is left is a failure of its own.

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from scheduler_hints.api import create_app
 from scheduler_hints.client import Answer, HintsAuthError, HintsClient, HintsUsageError
 from scheduler_hints.snapshot import boottime_s
 from scheduler_hints.tokens import create_token, revoke_token
-from tests.hints_support import again, bottleneck, hints_server, job, publish, wait_for, window
+from tests.hints_support import again, ask, bottleneck, forecast_of, hints_server, job, publish, wait_for, window
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,9 @@ class _Misbehaving(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         type(self).plan(self)
 
+    def do_POST(self) -> None:
+        type(self).plan(self)
+
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
@@ -191,6 +195,27 @@ def misbehaving() -> Iterator[Callable[[Callable[[Any], None]], str]]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_runtime_forecasts_say_what_they_rest_on_and_for_how_long(
+    misbehaving: Callable[[Callable[[Any], None]], str], tmp_path: Path
+) -> None:
+    said = {"model_version": "baseline:no_history", "ended_jobs": 0, "data_age_s": None}
+    app = create_app(tmp_path, ["alpha"], forecast_runtimes=lambda cluster, jobs: forecast_of(jobs, **said))
+
+    def through(handler: Any) -> None:
+        body = handler.rfile.read(int(handler.headers["content-length"]))
+        reply = ask(app, handler.path, method="POST", body=body)
+        handler.reply(reply.status, reply.body)
+
+    with HintsClient(misbehaving(through), timeout_s=20) as client:
+        found = client.runtime_forecasts("alpha", [{"user": "ada"}, {"job_id": "2"}])
+        assert [(item["job_id"], item["mode_s"]) for item in found.items] == [(None, 590.0), ("2", 590.0)]
+        assert found.items[0]["runtime"]["q50_s"] == 600
+        assert {name: found.facts[name] for name in said} == said
+        assert found.facts["rests_on"] == "time_limits"
+        assert "do not plan by them" in found.facts["note"]
+        assert 570 < client.expires_in_s(found) <= 600
 
 
 GOOD = b'{"items": [{"id": "kept"}], "version": 1, "expires_in_s": 30}'
