@@ -575,7 +575,7 @@ _task = click.argument("task", type=click.Choice(TASKS), metavar="TASK")
 @_cluster
 def models_list(cluster: str | None) -> None:
     """List versions of every task with their scores; * marks the champion."""
-    from pipelines.commands import list_models
+    from pipelines.model_report import list_models
 
     list_models(_settings(), cluster)
 
@@ -584,11 +584,12 @@ def models_list(cluster: str | None) -> None:
 @_task
 @click.argument("version", required=False)
 @_cluster
-def models_show(task: str, version: str | None, cluster: str | None) -> None:
-    """Print the card of a model (default: the champion)."""
-    from pipelines.commands import show_model
+@click.option("--json", "as_json", is_flag=True, help="The whole card.")
+def models_show(task: str, version: str | None, cluster: str | None, as_json: bool) -> None:
+    """Show what a model learnt from, its figures and why it is in charge or not (default: the champion)."""
+    from pipelines.model_report import show_model
 
-    show_model(_settings(), cluster, task, version)
+    show_model(_settings(), cluster, task, version, as_json=as_json)
 
 
 @models.command(
@@ -600,7 +601,7 @@ def models_show(task: str, version: str | None, cluster: str | None) -> None:
 @_cluster
 def models_promote(task: str, version: str, reason: str, cluster: str | None) -> None:
     """Make a version the champion."""
-    from pipelines.commands import promote_model
+    from pipelines.model_report import promote_model
 
     promote_model(_settings(), cluster, task, version, reason)
 
@@ -614,7 +615,7 @@ def models_rollback(task: str, reason: str, cluster: str | None) -> None:
 
     Where there is none, the baseline takes charge: this is how a bad first model is switched off.
     """
-    from pipelines.commands import rollback_model
+    from pipelines.model_report import rollback_model
 
     rollback_model(_settings(), cluster, task, reason)
 

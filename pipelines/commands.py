@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pipelines.compose import CommandError, clusters_of, one_cluster, open_store
+from pipelines.compose import CommandError, clusters_of, open_store
 from pipelines.settings import Settings
 from pipelines.words import counted, with_name, without_name
 
@@ -90,69 +89,6 @@ def _tokens_file(settings: Settings) -> Path:
             'api.tokens_file is empty: set it under [api], as tokens_file = "tokens.json": they are kept there, hashed'
         )
     return Path(settings.api.tokens_file)
-
-
-def _registry(settings: Settings, cluster: str) -> Any:
-    from models.registry import Registry
-
-    return Registry(settings.registry / cluster)
-
-
-def list_models(settings: Settings, cluster: str | None) -> None:
-    """Print every version of every task, the champion marked."""
-    for name in clusters_of(settings, cluster):
-        registry = _registry(settings, name)
-        for task in TASKS:
-            cards = registry.versions(task)
-            champion = registry.champion(task)
-            print(f"{name} {task}: {'baseline in charge' if champion is None else champion}")
-            for card in cards:
-                mark = "*" if card["version"] == champion else " "
-                print(f"  {mark} {card['version']}  {card.get('summary', '')}".rstrip())
-
-
-def show_model(settings: Settings, cluster: str | None, task: str, version: str | None) -> None:
-    """Print the card of a version, or of the champion, as JSON."""
-    name = one_cluster(settings, cluster)
-    registry = _registry(settings, name)
-    if version is None and registry.champion(task) is None:
-        raise CommandError(f"{name} has no champion for {task}: its baseline is in charge")
-    print(json.dumps(registry.load(task, version).card, indent=2, default=str))
-
-
-def promote_model(settings: Settings, cluster: str | None, task: str, version: str, reason: str) -> None:
-    """Make a version the champion; the nowcast and the next publication take it over by themselves."""
-    name = one_cluster(settings, cluster)
-    _registry(settings, name).promote(task, version, reason)
-    print(f"{name} {task}: champion is now {version}")
-
-
-def rollback_model(settings: Settings, cluster: str | None, task: str, reason: str) -> None:
-    """Take the champion out of charge: the one before it comes back; where there is none, the baseline.
-
-    Raises:
-        CommandError: The baseline is in charge already.
-    """
-    from models.registry import NoEarlierChampionError, RegistryError, RegistryUnreadableError
-
-    name = one_cluster(settings, cluster)
-    registry = _registry(settings, name)
-    try:
-        is_baseline = registry.champion(task) is None
-    except RegistryUnreadableError:
-        raise
-    except RegistryError:  # the pointer is damaged: it is written anew below
-        is_baseline = False
-    if is_baseline:
-        raise CommandError(
-            f"{name} {task}: the baseline is in charge already; to put a model in charge: weatherglass models promote "
-            f"{task} VERSION --cluster {name} --reason WHY"
-        )
-    try:
-        print(f"{name} {task}: champion is now {registry.rollback(task, reason)}")
-    except NoEarlierChampionError:
-        registry.withdraw(task, reason)
-        print(f"{name} {task}: no sound champion before; baseline is in charge again")
 
 
 def ingest_once(settings: Settings, cluster: str | None, since: timedelta | None) -> None:

@@ -1,5 +1,6 @@
 """The command line as an operator meets it: help with an example everywhere, right exit codes, clear errors."""
 
+import json
 import re
 import subprocess
 import sys
@@ -194,7 +195,7 @@ def test_a_bad_first_model_is_switched_off_and_stays_off(run, tmp_path):
     for name in names:
         registry.promote("wait", name, "test")
     back = ["models", "rollback", "wait", "--reason", "worse"]
-    assert run(*back, config=config).stdout == f"a wait: champion is now {names[0]}\n"
+    assert run(*back, config=config).stdout.startswith(f"a wait: champion is now {names[0]}, no longer {names[1]}\n")
     off = run(*back, config=config)
     assert (off.returncode, off.stderr) == (0, "")
     assert "baseline is in charge again" in off.stdout
@@ -221,6 +222,49 @@ def test_a_damaged_pointer_is_rolled_back_and_one_that_cannot_be_read_is_left(ru
     assert f"{pointer}: cannot be read: Is a directory" in done.stderr
     assert "damaged" in done.stderr
     assert "rollback" not in done.stderr
+
+
+def test_a_card_is_told_in_words_and_an_operators_deed_is_his(run, tmp_path):
+    config = f'state_dir = "{tmp_path}/s"\n[clusters.a]\njobs = "none"\n'
+    registry = Registry(tmp_path / "s" / "registry" / "a")
+    figures = [
+        ("male", "", 0.84, 0.8, 0.9), ("male", "last2_key", 1.2, None, None), ("male", "limit", 2.0, None, None),
+        ("male_ratio", "last2_key", 0.7, 0.66, 0.75), ("male_ratio", "limit", 0.42, None, None),
+        ("remaining_male_60s", "", 0.62, None, None),
+    ]  # fmt: skip
+    card = {
+        "trained_at": "2026-03-01T12:00:00+00:00", "jobs": 2607, "configuration": "0123456789ab", "seed": 1,
+        "span": ["2026-01-01T00:00:00+00:00", "2026-03-01T11:00:00+00:00"], "configuration_parts": {"version": 3},
+        "decision": "baseline last2_key stays: too little to tell",
+        "summary": "2607 jobs, male 0.840 (last2_key 1.200)",
+        "metrics": [dict(zip(("metric", "baseline", "value", "low", "high"), f, strict=True)) for f in figures],
+    }  # fmt: skip
+    version = registry.save("runtime", {"model.txt": b"1"}, card)
+    listed = run("models", "list", config=config).stdout
+    assert f"    {version}  2607 jobs, male 0.840 (last2_key 1.200)\n    newest: baseline last2_key stays" in listed
+    assert "lower is better" in listed
+    assert (
+        f"newest version: weatherglass models show runtime {version}"
+        in run("models", "show", "runtime", config=config).stderr
+    )
+    promote = ["models", "promote", "runtime", version, "--reason", "better on long jobs"]
+    done = run(*promote, config=config).stdout
+    assert f"champion is now {version}, before it the baseline\n" in done
+    assert "its training had found: baseline last2_key stays: too little to tell" in done
+    again = run(*promote, config=config)
+    assert (again.returncode, again.stderr) == (1, f"weatherglass: a runtime: {version} is the champion already\n")
+    assert [item["actor"] for item in registry.history("runtime")] == ["operator"]
+    shown = run("models", "show", "runtime", config=config).stdout
+    assert f"a runtime {version}, in charge\n" in shown
+    assert "trained 2026-03-01 12:00 UTC on 2,607 jobs of 2026-01-01 00:00 UTC to 2026-03-01 11:00 UTC" in shown
+    assert "version 3 of the code, configuration 0123456789ab, seed 1" in shown
+    assert "best baseline, last2_key: 0.7 [0.66, 0.75]" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["male", "0.84", "[0.8,", "0.9]", "1.2"] in lines
+    assert ["remaining_male_60s", "0.62", "–"] in lines
+    assert "by operator: better on long jobs" in shown
+    whole = json.loads(run("models", "show", "runtime", "--json", config=config).stdout)
+    assert whole["metrics"] == registry.load("runtime").card["metrics"]
 
 
 def test_tasks_are_those_of_training():
