@@ -37,7 +37,7 @@ class Drawn:
     """Outcomes of like moments, per row.
 
     Attributes:
-        waits: ln(seconds), NaN where there is none; shape (n, k).
+        waits: ln(seconds), at least 0, NaN where there is none; shape (n, k).
         weights: What each counts, shape (n, k).
         clocks: Time of day at which they started, seconds; shape (n, k).
     """
@@ -49,7 +49,7 @@ class Drawn:
     def curves(self) -> Floats:
         """Quantile curves, ln(seconds), shape (n, len(LEVELS))."""
         out = np.full((len(self.waits), len(LEVELS)), np.nan)
-        _levels(self.waits, self.weights, LEVELS, out)
+        _levels(_in_order(self.waits), self.waits, self.weights, LEVELS, out)
         return out
 
     def likeliest_s(self, moments_s: Floats | None = None) -> Floats:
@@ -125,19 +125,31 @@ def _fill(
                 filled[leaf] = at + 1
 
 
+def _in_order(waits: Matrix) -> NDArray[np.uint64]:
+    """Each row's slots, in the lower half of each number, in order of their waits; those that hold none go last.
+
+    Bits of numbers that are not negative are in order as the numbers are, and NumPy sorts whole numbers fastest.
+    """
+    keys = np.ascontiguousarray(waits).view(np.uint32).astype(np.uint64) << np.uint64(32)
+    keys |= np.arange(waits.shape[1], dtype=np.uint64)
+    keys.sort(axis=1)
+    return keys
+
+
 @compiled
-def _levels(waits: Matrix, weights: Matrix, levels: Floats, curves: Floats) -> None:
+def _levels(
+    order: NDArray[np.uint64], waits: Matrix, weights: Matrix, levels: Floats, curves: Floats
+) -> None:  # fmt: skip
     """The smallest outcome at which the weight reaches each level."""
-    for i in range(len(waits)):
-        order = np.argsort(waits[i])
-        total = 0.0
-        for k in order:
-            if not np.isnan(waits[i, k]):
-                total += weights[i, k]
+    n, width = waits.shape
+    for i in range(n):
+        total, count = 0.0, 0
+        while count < width and not np.isnan(waits[i, order[i, count] & np.uint64(0xFFFFFFFF)]):
+            total += weights[i, order[i, count] & np.uint64(0xFFFFFFFF)]
+            count += 1
         mass, level = 0.0, 0
-        for k in order:
-            if np.isnan(waits[i, k]):
-                break
+        for place in range(count):
+            k = order[i, place] & np.uint64(0xFFFFFFFF)
             mass += weights[i, k]
             while level < len(levels) and mass >= levels[level] * total - 1e-9 * total:
                 curves[i, level] = waits[i, k]
