@@ -5,8 +5,9 @@ Here belong thresholds and words; not the figures (`models/outcome_scores.py`, `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import exp, log
 
 from models.calibration import MIN_ROWS
 from models.drift import MIN_JOBS, MIN_WEEKS, Shift
@@ -18,7 +19,7 @@ NOMINAL = 0.80
 SHIFTED = 0.25  # the index from which inputs are commonly held to be another population; weeks of a cluster reach it
 MARGIN_RATIO = 1.25  # so that much over the highest of the weeks before it is also needed
 FATES = ("FAILS", "could not judge", "passes")
-VERDICTS = ("runtime_calibrated", "runtime_beats_baseline", "inputs_stable")
+VERDICTS = ("runtime_calibrated", "runtime_beats_baseline", "wait_calibrated", "inputs_stable")
 _INPUT_WORDS = {
     "limit": "time limits", "size": "sizes", "queue": "queues", "key_seen": "share of jobs like earlier ones",
 }  # fmt: skip
@@ -46,21 +47,22 @@ class Verdict:
         return "could not judge" if not self.is_judged else "passes" if self.passed else "FAILS"
 
 
-def verdicts(runtime: KindOutcome, shifts: Sequence[Shift]) -> list[Verdict]:
-    """What is to be thought of a week of published runtimes and of the jobs that came."""
-    return [calibrated(runtime), beats_baseline(runtime), stable(shifts)]
+def verdicts(found: Mapping[str, KindOutcome], shifts: Sequence[Shift]) -> list[Verdict]:
+    """What is to be thought of a week of published forecasts, by kind, and of the jobs that came."""
+    runtime = found["runtime"]
+    return [calibrated(runtime), beats_baseline(runtime), calibrated(found["wait"]), stable(shifts)]
 
 
-def calibrated(runtime: KindOutcome) -> Verdict:
-    """Whether the 10–90 % interval of runtimes held about as often as it says.
+def calibrated(outcome: KindOutcome) -> Verdict:
+    """Whether the 10–90 % interval of runtimes, or of waits, held about as often as it says.
 
     It fails when coverage is out of the guard of promotion (±0.10) and its 95 % interval does not reach nominal.
     """
-    name = "runtime_calibrated"
-    inside, coverage = runtime.find("coverage_80"), runtime.find("covered_share_80")
+    name, what = f"{outcome.kind}_calibrated", f"{outcome.kind}s"
+    inside, coverage = outcome.find("coverage_80"), outcome.find("covered_share_80")
     if inside is None or coverage is None:
-        return _too_few(name, runtime)
-    said = f"{inside.value:.0%} of {runtime.rows:,} runtimes lay in their 10–90 % interval, nominal {NOMINAL:.0%}"
+        return _too_few(name, outcome)
+    said = f"{inside.value:.0%} of {outcome.rows:,} {what} lay in their 10–90 % interval, nominal {NOMINAL:.0%}"
     if round(inside.value, 2) != round(coverage.value, 2):
         said += f" ({coverage.value:.0%} where those on its very end count in part)"
     low, high = _ends(coverage.low, coverage.high, coverage.value)
@@ -68,11 +70,15 @@ def calibrated(runtime: KindOutcome) -> Verdict:
     if not is_off:
         return Verdict(name, True, said)
     way = "too narrow" if coverage.value < NOMINAL else "too wide"
-    return Verdict(
-        name, False,
-        f"{said}: intervals are {way}. What a plan fits into gaps by is off; retrain (`weatherglass retrain --task "
-        "runtime`), and if tomorrow's figure is no better, roll back with `weatherglass models rollback`.",
-    )  # fmt: skip
+    use = "What a plan fits into gaps by is off" if outcome.kind == "runtime" else "Starts that users are told are off"
+    if all(version.startswith("baseline:") for version in outcome.versions):
+        advice = "a baseline speaks, for no model has earned it; `weatherglass models list` says why"
+    else:
+        advice = (
+            f"retrain (`weatherglass retrain --task {outcome.kind}`), and if tomorrow's figure is no better, roll back "
+            "with `weatherglass models rollback`"
+        )
+    return Verdict(name, False, f"{said}: intervals are {way}. {use}; {advice}.")
 
 
 def beats_baseline(runtime: KindOutcome) -> Verdict:
@@ -83,8 +89,9 @@ def beats_baseline(runtime: KindOutcome) -> Verdict:
     if ratio is None or own is None or other is None:
         return _too_few(name, runtime)
     said = (
-        f"error of the median {own.value:.3f} against {other.value:.3f} of {runtime.best_baseline}, mean |ln ratio| "
-        f"over {runtime.rows:,} runtimes: {abs(1 - ratio.value):.1%} {'better' if ratio.value <= 1 else 'worse'}"
+        f"medians of {runtime.rows:,} runtimes are off by a factor of {_factor(own.value)}, {_factor(other.value)} by "
+        f"{runtime.best_baseline}: error (mean |ln ratio|) {abs(1 - ratio.value):.1%} "
+        f"{'better' if ratio.value <= 1 else 'worse'}, published by {_speakers(runtime)}"
     )
     if ratio.low is None or ratio.high is None:
         words = f"{said}; too few days and users to tell ({ratio.blocks} of {MIN_BLOCKS})"
@@ -92,10 +99,9 @@ def beats_baseline(runtime: KindOutcome) -> Verdict:
     said += f" (95 %: ratio {ratio.low:.3f} to {ratio.high:.3f})"
     if ratio.low <= 1.0:
         return Verdict(name, True, said)
-    versions = ", ".join(runtime.versions)
     return Verdict(
         name, False,
-        f"{said}: what was published ({versions}) is worse than repeating the last runtimes. Roll back with "
+        f"{said}: what was published is worse than repeating the last runtimes. Roll back with "
         "`weatherglass models rollback`, and look at what changed in jobs that day.",
     )  # fmt: skip
 
@@ -156,8 +162,47 @@ def start_words(wait: KindOutcome) -> list[str]:
     for end, when in (("", "those"), ("_600s", "those after ten minutes")):
         own, plan = wait.find(f"planned_male{end}"), wait.find(f"planned_male{end}", PLAN)
         if own and plan:
-            said += f"; on {when} mean |ln ratio| {own.value:.2f} against {plan.value:.2f} of its plan"
+            said += (
+                f"; on {when} the published wait was off by a factor of {_factor(own.value)}, its plan by "
+                f"{_factor(plan.value)}"
+            )
     return [*words, said]
+
+
+def kind_words(found: Mapping[str, KindOutcome]) -> list[str]:
+    """A sentence on each kind beside the runtime that was judged: its error beside that of the best baseline.
+
+    Args:
+        found: Kind → how its publications did.
+    """
+    words = []
+    for kind, of_what in (("remaining", "times left"), ("wait", "waits"), ("failure", "odds of a bad end")):
+        outcome = found[kind]
+        metric = "brier" if kind == "failure" else "male"
+        own, other = outcome.find(metric), outcome.find(metric, outcome.best_baseline)
+        ratio = outcome.find(f"{metric}_ratio", outcome.best_baseline)
+        if own is None or other is None or ratio is None:
+            words.append(f"{of_what}: too few outcomes to tell, {outcome.rows} of {MIN_ROWS}")
+            continue
+        if kind == "failure":
+            said = f"mean squared error {own.value:.3f}, {other.value:.3f} by {outcome.best_baseline}"
+        else:
+            said = f"off by a factor of {_factor(own.value)}, {_factor(other.value)} by {outcome.best_baseline}"
+        said += f" (ratio of errors {ratio}), {outcome.rows:,} judged, published by {_speakers(outcome)}"
+        coverage = outcome.find("coverage_80")
+        said += f"; the 10–90 % interval held {coverage.value:.0%}" if coverage else ""
+        words.append(f"{of_what}: {said}")
+    return words
+
+
+def _factor(male: float) -> str:
+    """A mean |ln ratio| as the factor that it stands for."""
+    return f"{exp(male):.2f}" if male < log(100) else f"{exp(min(male, 20.0)):,.0f}"
+
+
+def _speakers(outcome: KindOutcome) -> str:
+    names = list(outcome.versions)
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _span(seconds: float) -> str:
@@ -169,7 +214,8 @@ def _index(shift: Shift) -> str:
 
 
 def _too_few(name: str, outcome: KindOutcome) -> Verdict:
-    words = f"too few outcomes to tell: of the published runtimes {outcome.rows} have come to an end, {MIN_ROWS} needed"
+    come = f"of the published {outcome.kind}s {outcome.rows} have come to an end"
+    words = f"too few outcomes to tell: {come}, {MIN_ROWS} needed"
     return Verdict(name, True, words, is_judged=False)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from pipelines.compose import CommandError, clusters_of, open_store
+from pipelines.outcomes import SPAN
 from pipelines.settings import Settings
 from pipelines.steps import score_outcomes_of
 from pipelines.words import counted, without_name
@@ -33,10 +34,14 @@ def print_outcomes(settings: Settings, cluster: str | None, *, is_so_far: bool =
                 errors.append(f"{name}: {without_name(name, report.error)}")
                 continue
             fate = "made" if is_so_far else "kept"
-            print(f"{name}: {counted(report.jobs, 'job')} started or ended, {counted(report.scores, 'score')} {fate}")
+            span = f" in the {SPAN.days} days to {report.until:%Y-%m-%d %H:%M} UTC" if report.until else ""
+            moved = f"{counted(report.jobs, 'job')} started or ended{span}"
+            print(f"{name}: {moved}, {counted(report.scores, 'score')} {fate}")
+            if report.covered:
+                print(f"  {report.covered}")
             for verdict in report.verdicts:
                 print(f"  {verdict.name} {verdict.fate}: {verdict.words}", flush=True)
-            for words in (*report.starts, *report.demand):
+            for words in (*report.kinds, *report.starts, *report.demand):
                 print(f"  {words}", flush=True)
     if errors:
         raise CommandError("\n".join(errors))

@@ -21,7 +21,7 @@ from models.backtest_report import Score, score_rows
 from models.demand_outcomes import demand_words, judge_demand
 from models.drift import MAX_WEEKS, Shift, input_shifts
 from models.outcome_scores import PREFIX, KindOutcome, judge_outcomes
-from models.outcome_verdicts import VERDICTS, Verdict, start_words, verdicts
+from models.outcome_verdicts import VERDICTS, Verdict, kind_words, start_words, verdicts
 from models.outcomes import LANDMARKS_S, join_outcomes
 from models.promotion import DRAWS, Interval
 from models.start_plans import PLAN, churn_scores
@@ -56,6 +56,7 @@ class OutcomesReport:
         judged: Kind → outcomes judged.
         covered: How many of the jobs that ended had a published runtime, in words: one that starts at once has none.
         verdicts: What is to be thought of it.
+        kinds: How times left, waits and odds of a bad end did, in words.
         starts: How steady published starts were and how they stand beside the scheduler's plans, in words.
         demand: How published demand and reclaimable windows did, in words.
         until: End of the span.
@@ -70,6 +71,7 @@ class OutcomesReport:
     judged: dict[str, int] = field(default_factory=dict)
     covered: str | None = None
     verdicts: list[Verdict] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
     demand: list[str] = field(default_factory=list)
     until: datetime | None = None
@@ -121,8 +123,8 @@ def score_outcomes(
     found["demand"] = judge_demand(demand, jobs, begin, until, windows=windows, draws=draws, seed=seed)
     shifts = input_shifts(history, microseconds(begin), microseconds(until))
     report.until, report.figures = until, _figures(found, shifts)
-    report.verdicts, report.starts = verdicts(found["runtime"], shifts), start_words(found["wait"])
-    report.demand = demand_words(found["demand"])
+    report.verdicts, report.starts = verdicts(found, shifts), start_words(found["wait"])
+    report.kinds, report.demand = kind_words(found), demand_words(found["demand"])
     report.judged = {kind: outcome.rows for kind, outcome in found.items()}
     _count(report, jobs, begin, until, found["runtime"])
     rows = conform(rows.with_columns(pl.lit(cluster).alias("cluster")), "out_outcomes")
@@ -170,7 +172,9 @@ def _count(report: OutcomesReport, jobs: pl.DataFrame, begin: datetime, until: d
     report.jobs = jobs.filter(_within("start_time", begin, until) | _within("end_time", begin, until)).height
     drawn = "" if report.jobs <= MAX_JOBS else f", of {MAX_JOBS:,} jobs that were drawn"
     if ended.height:
-        report.covered = f"{runtime.rows:,} judged{drawn}; {ended.height:,} runs ended"
+        report.covered = f"{ended.height:,} runs ended, {runtime.rows:,} of them had a published runtime{drawn}" + (
+            ": the others came and went, or started, between two publications" if runtime.rows < ended.height else ""
+        )
 
 
 def _within(name: str, begin: datetime, until: datetime) -> pl.Expr:

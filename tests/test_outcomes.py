@@ -55,10 +55,11 @@ def forecasts_frame(rows):
     return conform(pl.DataFrame(rows, infer_schema_length=None), "out_job_forecasts")
 
 
-def history(weeks=7, *, run_scale=1.0, limit_scale=1, said_scale=1.0, seed=5):
+def history(weeks=7, *, run_scale=1.0, limit_scale=1, said_scale=1.0, wait_scale=1.0, seed=5):
     """Jobs of ten users every twenty minutes, and what was published of those of the last eight days.
 
-    The last week's runtimes are `run_scale` times as long and its limits `limit_scale` times; forecasts know neither.
+    The last week's runtimes are `run_scale` times as long, its limits `limit_scale` and its waits `wait_scale` times;
+    forecasts know none of it.
     """
     chance = random.Random(seed)
     newest_s = (BEGIN - START).total_seconds()
@@ -69,7 +70,7 @@ def history(weeks=7, *, run_scale=1.0, limit_scale=1, said_scale=1.0, seed=5):
         is_new = submit >= newest_s
         middle = 300.0 * (1 + user % 5)
         run = max(1, round(middle * chance.lognormvariate(0, 0.5) * (run_scale if is_new else 1.0)))
-        wait = round(chance.lognormvariate(5.5, 0.5))
+        wait = round(chance.lognormvariate(5.5, 0.5) * (wait_scale if is_new else 1.0))
         state = "FAILED" if chance.random() < 0.05 + 0.05 * (user % 5) else "COMPLETED"
         start, end = submit + wait, submit + wait + run
         row = job(i, submit, start, end, state, user=f"u{user}", gpus=1 + user % 2, seen_s=end)
@@ -272,13 +273,14 @@ def test_a_week_that_differs_no_more_than_weeks_do_is_no_shift():
         ({}, [], ""),
         ({"run_scale": 5.0}, ["runtime_calibrated", "runtime_beats_baseline"], "intervals are too narrow"),
         ({"said_scale": 8.0}, ["runtime_calibrated", "runtime_beats_baseline"], "worse"),
+        ({"wait_scale": 6.0}, ["wait_calibrated"], "Starts that users are told are off; retrain"),
     ],
 )
 def test_verdicts(changes, failing, words):
     jobs, said = history(**changes)
     prepared = JobHistory(jobs)
     found, _ = judge_outcomes(join_outcomes(said, jobs, *SPAN), prepared, draws=300)
-    told = verdicts(found["runtime"], input_shifts(prepared, *SPAN))
+    told = verdicts(found, input_shifts(prepared, *SPAN))
     assert [verdict.name for verdict in told] == list(VERDICTS)
     assert [verdict.name for verdict in told if not verdict.passed] == failing
     assert words in " ".join(verdict.words for verdict in told if not verdict.passed)
@@ -286,7 +288,7 @@ def test_verdicts(changes, failing, words):
 
 
 def test_too_few_outcomes_say_so_and_raise_no_alert():
-    for verdict in verdicts(KindOutcome("runtime", 7), []):
+    for verdict in verdicts({kind: KindOutcome(kind, 7) for kind in ("runtime", "wait")}, []):
         assert verdict.passed
         assert not verdict.is_judged
         assert "too few" in verdict.words
@@ -381,7 +383,7 @@ def fill(store, jobs, said):
 
 
 def test_a_night_joins_scores_and_keeps_the_same_at_every_run(store):
-    jobs, said = history(run_scale=5.0, limit_scale=7)
+    jobs, said = history(run_scale=5.0, limit_scale=7, wait_scale=6.0)
     fill(store, jobs, with_plans(jobs, said))
     report = score_outcomes(store, "alpha", UNTIL + timedelta(hours=2), draws=200)
     assert report.error is None
@@ -431,7 +433,8 @@ def test_the_command_prints_each_verdict(tmp_path, capsys):
     Store.open(settings.store_url, settings.store_data_path).close()
     print_outcomes(settings, None)
     said = capsys.readouterr().out
-    assert said.startswith("alpha: 0 jobs started or ended, 0 scores kept\n")
+    assert said.startswith("alpha: 0 jobs started or ended in the 7 days to ")
+    assert " 00:00 UTC, 0 scores kept\n" in said
     assert all(f"  {name} could not judge: too few" in said for name in VERDICTS)
 
 

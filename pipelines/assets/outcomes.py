@@ -19,6 +19,7 @@ TABLE = "out_outcomes"
 _PROMISES = {
     "runtime_calibrated": "The 10–90 % interval of published runtimes held about as often as it says (80 %, ±10 %).",
     "runtime_beats_baseline": "Published runtimes were not worse than the best baseline known at the same moment.",
+    "wait_calibrated": "The 10–90 % interval of published waits held about as often as it says (80 %, ±10 %).",
     "inputs_stable": "Jobs of the newest week ask for what those of the weeks before asked for, as far as weeks do.",
 }
 
@@ -39,7 +40,7 @@ def out_outcomes(
     reports = [score_outcomes_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
     metadata = {
         **rows(sum(report.rows for report in reports)),
-        **figures(reports, ["jobs", "scores", "judged", "covered", "starts", "demand", "error"]),
+        **figures(reports, ["jobs", "scores", "judged", "covered", "kinds", "starts", "demand", "error"]),
     }
     yield dg.MaterializeResult(asset_key=TABLE, metadata=metadata)
     yield answers(context, TABLE, reports)
