@@ -2,15 +2,16 @@
 
 Jobs are ordered by submit; the first 1 % are warm-up and the last 30 % the test. The forecaster is fitted anew every
 week on outcomes released by then, and sees the history of each job as of its submit. Here belong the protocol and the
-walk; not the losses (`models/tasks.py`), the intervals (`models/promotion.py`) or the report's forms
-(`models/backtest_report.py`).
+walk; not the losses (`models/tasks.py`, `models/remaining_task.py`), the figures (`models/backtest_figures.py`) or the
+report's forms (`models/backtest_report.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import polars as pl
@@ -18,13 +19,13 @@ from numpy.typing import NDArray
 
 from features.job_history import NEVER, JobHistory, JobTable
 from features.job_table import check_columns
-from models.backtest_report import BacktestReport, Score
+from models.backtest_figures import Figures, bare
+from models.backtest_report import BacktestReport, Score, figure
 from models.calibration import MIN_ROWS
+from models.failure_kinds import KIND_NAMES, kind_of
 from models.failure_landmarks import landmark_scores
-from models.judging import Judged, Task, blocks_of
-from models.promotion import DRAWS, Interval, mean_interval, ratio_interval
-from models.ranking import ranked
-from models.recency import STRATA, stratum
+from models.judging import Judged, Outcome, Walked, blocks_of
+from models.promotion import DRAWS
 from models.runtime import MAX_LABELS
 from models.tasks import make_task
 from models.wait import WaitForecaster
@@ -39,7 +40,6 @@ WARMUP_SHARE = 0.01
 REFIT_DAYS = 7.0
 _CHURN_JOBS = 30  # waiting jobs of each fit that are looked at every ten minutes
 _DAY_US = 86_400_000_000
-_LENGTHS = ((0, 600, "under_10m"), (600, 3_600, "under_1h"), (3_600, 43_200, "under_12h"), (43_200, np.inf, "over_12h"))
 
 
 class BacktestError(ValueError):
@@ -47,14 +47,14 @@ class BacktestError(ValueError):
 
 
 def backtest(
-    task: str | Task, jobs: pl.DataFrame, *, test_share: float = TEST_SHARE, warmup_share: float = WARMUP_SHARE,
+    task: str | Walked, jobs: pl.DataFrame, *, test_share: float = TEST_SHARE, warmup_share: float = WARMUP_SHARE,
     refit_days: float = REFIT_DAYS, max_labels: int = MAX_LABELS, seed: int = 1, threads: int = 1, draws: int = DRAWS,
     progress: Callable[[int, int], None] | None = None,
 ) -> BacktestReport:  # fmt: skip
     """Walk forward over recorded jobs.
 
     Args:
-        task: `runtime`, `wait`, `job_failure`, or a task with a configuration of its own.
+        task: `runtime`, `wait`, `job_failure`, or a task with a configuration of its own, as `RemainingTask()`.
         jobs: Canonical jobs of one cluster.
         test_share: Share of the jobs, newest by submit, that is judged.
         warmup_share: Share of the oldest that is left out.
@@ -81,58 +81,43 @@ def backtest(
         raise BacktestError(
             f"{task.name}: {len(known)} jobs with a known outcome give a test of {len(test)}; {MIN_ROWS} needed"
         )
-    X = task.matrix(history)
-    walked = _walk(task, history, X, released, test, refit_days, max_labels, seed, threads, progress)
-    model, baselines, calibration, predictions, refits, published = walked
-    blocks = blocks_of(table, test)
-    scores, best = compare(task, model, baselines, blocks, table.is_bad[test], draws=draws, seed=seed)
-    if task.name == "runtime":
-        scores += _by_stratum(X[test], model, baselines[best], best, blocks, draws, seed)
+    walked, refits, published = _walk(task, history, released, test, refit_days, max_labels, seed, threads, progress)
+    model, baselines, notes = walked.model, walked.baselines, []
+    if task.name == "job_failure" and (absent := _absent_kinds(table, test)):
+        model, *others = (_without(judged, absent) for judged in (model, *baselines.values()))
+        baselines = dict(zip(baselines, others, strict=True))
+        named = ", ".join(name.replace("_", " ") for name in absent)
+        notes.append(f"no job of the test is recorded to have ended by {named}: forecast, but not judged")
+    rows = test if model.rows is None else model.rows
+    judge = Figures(task, history, model, baselines, rows, blocks_of(table, rows), draws, seed)
+    scores, best = judge.whole() if len(rows) else ([], "")
+    strata, best_after = judge.parts(best) if len(rows) else ([], {})
+    for elapsed_s in best_after:
+        scores += judge.compare(judge.after(elapsed_s), elapsed_s=elapsed_s)[0]
     if task.name == "job_failure":
-        scores += landmark_scores(predictions, history, test, blocks, draws=draws, seed=seed)
+        scores += landmark_scores(walked.predictions, history, test, judge.blocks, draws=draws, seed=seed)
+    if task.name == "runtime":
+        strata += judge.siblings(best)
     scores += _churn(published)
-    strata = _parts(table, test, model, baselines[best], best, blocks, draws, seed)
-    notes = []
     if task.name == "wait" and not np.any(table.wait_s[test] > 0):
         notes.append("every wait is zero: this source did not record waits, the figures say nothing")
+    if not len(rows):
+        notes.append("no job of the test lasted for a minute: there is no time left to judge")
     submit = table.submit[test]
     return BacktestReport(
-        task.name, _datetime(submit[0]), _datetime(submit[-1]), len(test), refits, best, scores, calibration, notes,
-        strata, predictions,
+        task.name, _datetime(submit[0]), _datetime(submit[-1]), len(test), refits, best, scores, walked.calibration,
+        notes, strata, walked.predictions, primary=task.primary, best_after=best_after,
     )  # fmt: skip
 
 
-def compare(
-    task: Task, model: Judged, baselines: dict[str, Judged], blocks: NDArray[Any], bad: NDArray[np.bool_], *,
-    draws: int = DRAWS, seed: int = 1,
-) -> tuple[list[Score], str]:  # fmt: skip
-    """Figures of a model and its baselines on the same rows, and the name of the best baseline by primary loss."""
-    scores = []
-    for name, judged in (("", model), *baselines.items()):
-        for metric, values in judged.metrics.items():
-            known = int((~np.isnan(values)).sum())
-            if known:
-                scores.append(Score(metric, name, mean_interval(values, blocks, draws=draws, seed=seed), known))
-        for metric, interval, rows in ranked(judged, bad, blocks, draws=draws, seed=seed):
-            scores.append(Score(metric, name, interval, rows))
-    losses = {name: judged.metrics[task.primary] for name, judged in baselines.items()}
-    best = min(losses, key=lambda name: float(losses[name].mean()))
-    for name, values in losses.items():
-        ratio = ratio_interval(model.metrics[task.primary], values, blocks, draws=draws, seed=seed)
-        scores.append(Score(f"{task.primary}_ratio", name, ratio, len(values)))
-    return scores, best
-
-
 def _walk(
-    task: Task, history: JobHistory, X: NDArray[np.float32], released: Ints, test: Ints, refit_days: float,
-    max_labels: int, seed: int, threads: int, progress: Callable[[int, int], None] | None,
-) -> tuple[Judged, dict[str, Judged], list[dict[str, float]], pl.DataFrame, int, _Published]:  # fmt: skip
+    task: Walked, history: JobHistory, released: Ints, test: Ints, refit_days: float, max_labels: int, seed: int,
+    threads: int, progress: Callable[[int, int], None] | None,
+) -> tuple[Outcome, int, _Published]:  # fmt: skip
     table = history.table
+    X = task.matrix(history)
     submit = table.submit[test]
-    models: list[Judged] = []
-    baselines: list[dict[str, Judged]] = []
-    calibrations: list[list[dict[str, float]]] = []
-    predictions: list[pl.DataFrame] = []
+    outcomes: list[Outcome] = []
     published: _Published = {"": [], "recent_waits": []}
     moment = int(submit[0])
     while moment <= submit[-1]:
@@ -143,10 +128,7 @@ def _walk(
             if have.sum() < MIN_ROWS:
                 raise BacktestError(f"{task.name}: {have.sum()} outcomes before the test; {MIN_ROWS} needed")
             forecaster = task.fit(history, moment, X, seed=seed, threads=threads, max_labels=max_labels)
-            models.append(task.judge(forecaster, X[rows], history, rows))
-            baselines.append(task.baselines(X[rows], history, rows))
-            calibrations.append(task.calibration(forecaster, X[rows], table, rows))
-            predictions.append(task.predictions(forecaster, X[rows], history, rows))
+            outcomes.append(task.outcome(forecaster, X[rows], history, rows))
             if isinstance(forecaster, WaitForecaster):
                 for name, parts in published.items():
                     asked = WaitForecaster.recent() if name else forecaster
@@ -154,9 +136,24 @@ def _walk(
             if progress is not None:
                 progress(int((submit < until).sum()), len(test))
         moment = until
-    joined = {name: _join([part[name] for part in baselines]) for name in baselines[0]}
-    tables = _join_tables(calibrations, 10 if task.coverage is None else 20)
-    return _join(models), joined, tables, pl.concat(predictions), len(models), published
+    joined = Outcome(
+        Judged.joined([part.model for part in outcomes]),
+        {name: Judged.joined([part.baselines[name] for part in outcomes]) for name in outcomes[0].baselines},
+        _join_tables([part.calibration for part in outcomes], 10 if task.coverage is None else 20),
+        pl.concat([part.predictions for part in outcomes]),
+    )
+    return joined, len(outcomes), published
+
+
+def _absent_kinds(table: JobTable, test: Ints) -> list[str]:
+    """Kinds of bad ends that no job of the test had: their odds are near zero, and so would be any loss of them."""
+    ends = kind_of(table)[test][table.is_bad[test]]
+    return [name for number, name in enumerate(KIND_NAMES) if not np.any(ends == number)]
+
+
+def _without(judged: Judged, kinds: list[str]) -> Judged:
+    losses = {name: loss for name, loss in judged.metrics.items() if name.removeprefix("brier_") not in kinds}
+    return replace(judged, metrics=losses)
 
 
 def _churn(published: _Published) -> list[Score]:
@@ -171,74 +168,24 @@ def _churn(published: _Published) -> list[Score]:
             "churn_drift_s": moved["drift_s"].median(),
         }  # fmt: skip
         scores += [
-            Score(metric, name, Interval(float(cast(float, value)), None, None, moved.height), moved.height)
+            figure(metric, name, bare(cast(float, value), moved.height), moved.height)
             for metric, value in figures.items()
         ]
     return scores
 
 
-def _join(parts: list[Judged]) -> Judged:
-    metrics = {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
-    return Judged(
-        metrics, *(_whole([getattr(part, name) for part in parts]) for name in ("score", "happened", "is_new"))
-    )
-
-
-def _whole(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
-    there = [part for part in parts if part is not None]
-    return np.concatenate(there) if there else None
-
-
 def _join_tables(tables: list[list[dict[str, float]]], parts: int) -> list[dict[str, float]]:
     """Calibration tables of several fits as one; rows in the same part of the range of forecasts are put together."""
-    bins: dict[int, list[dict[str, float]]] = {}
+    bins: dict[tuple[float, int], list[dict[str, float]]] = {}
     for row in (row for table in tables for row in table):
-        bins.setdefault(int(row["forecast"] * parts + 1e-9), []).append(row)
+        bins.setdefault((row.get("elapsed_s", -1.0), int(row["forecast"] * parts + 1e-9)), []).append(row)
     joined = []
-    for _, rows in sorted(bins.items()):
+    for (elapsed_s, _), rows in sorted(bins.items()):
         count = sum(row["count"] for row in rows)
         means = {name: sum(row[name] * row["count"] for row in rows) / count for name in ("forecast", "observed")}
-        joined.append({name: round(mean, 4) for name, mean in means.items()} | {"count": count})
+        after = {} if elapsed_s < 0 else {"elapsed_s": elapsed_s}
+        joined.append({name: round(mean, 4) for name, mean in means.items()} | {"count": count} | after)
     return joined
-
-
-def _by_stratum(
-    X: NDArray[np.float32], model: Judged, baseline: Judged, name: str, blocks: NDArray[Any], draws: int, seed: int
-) -> list[Score]:
-    """MALE of jobs whose key has history, whose user alone has, and of new users: cold starts are always shown."""
-    rows = stratum(X)
-    scores = []
-    for k, label in enumerate(STRATA):
-        here = rows == k
-        if not here.any():
-            continue
-        for who, judged in (("", model), (name, baseline)):
-            interval = mean_interval(judged.metrics["male"][here], blocks[here], draws=draws, seed=seed)
-            scores.append(Score(f"male_{label}", who, interval, int(here.sum())))
-    return scores
-
-
-def _parts(
-    table: JobTable, test: Ints, model: Judged, baseline: Judged, name: str, blocks: NDArray[Any], draws: int, seed: int
-) -> list[Score]:
-    """Figures of GPU jobs, of jobs by their length, and of each week; parts under `MIN_ROWS` jobs are left out."""
-    run_s = table.runtime_s[test]
-    parts = {"gpu": table.gpus[test] > 0}
-    for low, high, label in _LENGTHS:
-        parts[label] = (run_s >= low) & (run_s < high)
-    week = (table.submit[test] // _DAY_US + 3) // 7  # from Monday
-    for number in np.unique(week):
-        parts[f"week_{_datetime((number * 7 - 3) * _DAY_US):%Y-%m-%d}"] = week == number
-    scores = []
-    for label, here in parts.items():
-        if here.sum() < MIN_ROWS:
-            continue
-        for metric in ("male", "coverage_80", "brier"):
-            for who, judged in (("", model), (name, baseline)):
-                if metric in judged.metrics:
-                    interval = mean_interval(judged.metrics[metric][here], blocks[here], draws=draws, seed=seed)
-                    scores.append(Score(f"{metric}_{label}", who, interval, int(here.sum())))
-    return scores
 
 
 def _datetime(moment_us: int) -> datetime:

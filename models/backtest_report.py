@@ -18,12 +18,35 @@ from models.promotion import Interval
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One figure of a report: a metric of the model (`baseline` empty) or of a baseline."""
+    """One figure of a report: a metric of the model (`baseline` empty) or of a baseline.
+
+    Attributes:
+        metric: Its whole name, as `male_60s_new`.
+        baseline: Whose it is.
+        interval: The figure.
+        count: Rows it is of.
+        measure: What is measured, as `male`; empty: `metric` says it.
+        elapsed_s: The rows are of jobs that had run so long.
+        part: The rows are of this part of the jobs; empty: of all.
+    """
 
     metric: str
     baseline: str
     interval: Interval
     count: int
+    measure: str = ""
+    elapsed_s: float | None = None
+    part: str = ""
+
+
+def figure(
+    measure: str, baseline: str, interval: Interval, count: int, elapsed_s: float | None = None, part: str = ""
+) -> Score:
+    """A figure under its whole name: `<measure>[_<elapsed>s][_<part>]`, `_ratio` last."""
+    ratio = "_ratio" if measure.endswith("_ratio") else ""
+    after = "" if elapsed_s is None else f"_{elapsed_s:.0f}s"
+    name = measure.removesuffix("_ratio") + after + (f"_{part}" if part else "") + ratio
+    return Score(name, baseline, interval, count, measure, elapsed_s, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +61,12 @@ class BacktestReport:
         refits: Fits made on the way.
         best_baseline: Baseline with the lowest primary loss.
         scores: All figures; `<metric>_ratio` is model ÷ baseline.
-        calibration: Nominal level or probability, observed share, rows.
+        calibration: Nominal level or probability, observed share, rows; `elapsed_s` where asked while running.
         notes: What a reader must know of these figures.
-        strata: Figures of parts of the jobs, `<metric>_<stratum>`: by GPUs, by length, by week.
+        strata: Figures of parts of the jobs (`models/backtest_parts.py`).
         predictions: What was forecast, one row per job judged (`job_id`, `submit_time`, …).
+        primary: The loss that decides.
+        best_after: Baseline with the lowest primary loss among jobs that had run so long, by seconds.
     """
 
     task: str
@@ -55,6 +80,8 @@ class BacktestReport:
     notes: list[str] = field(default_factory=list)
     strata: list[Score] = field(default_factory=list)
     predictions: pl.DataFrame = field(default_factory=pl.DataFrame)
+    primary: str = "male"
+    best_after: dict[float, str] = field(default_factory=dict)
 
     def value(self, metric: str, baseline: str = "") -> float:
         """A figure by name.
@@ -75,31 +102,26 @@ class BacktestReport:
         """The figures as rows of `out_scores`."""
         return score_rows(self.scores, cluster, ts, self.task, model_version)
 
+    def find(self, measure: str, baseline: str = "", elapsed_s: float | None = None, part: str = "") -> Score | None:
+        """A figure by what it is of, None where there is none."""
+        for score in self.strata if part else self.scores:
+            if (score.measure, score.baseline, score.elapsed_s, score.part) == (measure, baseline, elapsed_s, part):
+                return score
+        return None
+
     def text(self) -> str:
-        """The report as a table for people."""
-        names = ["", *dict.fromkeys(score.baseline for score in self.scores if score.baseline)]
-        metrics = list(dict.fromkeys(score.metric for score in self.scores if not score.metric.endswith("_ratio")))
-        found = {(score.metric, score.baseline): score.interval for score in self.scores}
-        width = max(len(metric) for metric in metrics) + 2
-        lines = [
-            f"{self.task}: {self.jobs} jobs submitted {self.start:%Y-%m-%d}–{self.end:%Y-%m-%d}, {self.refits} fits",
-            " " * width + "".join(f"{name or 'model':>16}" for name in names),
-        ]
-        for metric in metrics:
-            cells = [found.get((metric, name)) for name in names]
-            lines.append(f"{metric:<{width}}" + "".join(f"{_short(cell):>16}" for cell in cells))
-        lines += [
-            f"{score.metric} to {score.baseline}: {score.interval}"
-            for score in self.scores
-            if score.metric.endswith("_ratio")
-        ]
-        return "\n".join([*lines, *self.notes])
+        """The report as tables for people."""
+        from models.backtest_text import report_text
+
+        return report_text(self)
 
     def to_json(self) -> dict[str, Any]:
         """The report without its predictions, as plain values; a figure that is not finite is null."""
         return {
             "task": self.task, "start": self.start.isoformat(), "end": self.end.isoformat(), "jobs": self.jobs,
-            "refits": self.refits, "best_baseline": self.best_baseline, "notes": self.notes,
+            "refits": self.refits, "best_baseline": self.best_baseline, "primary": self.primary,
+            "best_baseline_after_s": {f"{at_s:.0f}": name for at_s, name in self.best_after.items()},
+            "notes": self.notes,
             "scores": [_plain(score) for score in self.scores], "strata": [_plain(score) for score in self.strata],
             "calibration": self.calibration,
         }  # fmt: skip
@@ -122,19 +144,11 @@ def score_rows(scores: list[Score], cluster: str, ts: datetime, task: str, model
     return conform(frame, "out_scores")
 
 
-def _short(interval: Interval | None) -> str:
-    if interval is None:
-        return "–"
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.3f}"
-    half = (interval.high - interval.low) / 2
-    return f"{interval.value:,.0f}±{half:,.0f}" if interval.value >= 100 else f"{interval.value:.3f}±{half:.3f}"
-
-
 def _plain(score: Score) -> dict[str, Any]:
     interval = score.interval
     return {
-        "metric": score.metric, "baseline": score.baseline, "value": _finite(interval.value),
+        "metric": score.metric, "measure": score.measure or score.metric, "elapsed_s": score.elapsed_s,
+        "part": score.part, "baseline": score.baseline, "value": _finite(interval.value),
         "low": _finite(interval.low), "high": _finite(interval.high), "count": score.count,
     }  # fmt: skip
 

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from features.job_history import JobTable
 from features.job_outcomes import FAILURE_FEATURES, KINDS, NEWEST
 from models.boosting import booster_of, grow
+from models.scoring import brier
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Matrix = NDArray[np.float32]
 
 KIND_NAMES = tuple(name for name, _ in KINDS)
@@ -120,3 +122,14 @@ def mixed_shares(kinds: KindShares, X: Matrix) -> Floats:
     for number in _ROLLING:
         told[:, number] = _ROLLING_WEIGHT * newest[:, number] + (1 - _ROLLING_WEIGHT) * told[:, number]
     return told / np.maximum(told.sum(axis=1, keepdims=True), 1.0)
+
+
+def kind_losses(kinds: Floats, table: JobTable, rows: Ints) -> dict[str, Floats]:
+    """Brier of each kind of bad end that the record holds at all, else NaN; kinds of shape (n, len(KIND_NAMES))."""
+    ends = np.where(table.is_bad, kind_of(table), -1)
+    losses = {}
+    for number, name in enumerate(KIND_NAMES[: kinds.shape[1]]):
+        is_recorded = bool(np.any(ends == number))
+        loss = brier(kinds[:, number], ends[rows] == number)
+        losses[f"brier_{name}"] = loss if is_recorded else np.full(len(rows), np.nan)
+    return losses

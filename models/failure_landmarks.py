@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import JobHistory
-from models.backtest_report import Score
+from models.backtest_report import Score, figure
 from models.failure_kinds import KIND_COLUMNS, KIND_NAMES, kind_of
 from models.failure_running import RunningOdds, survivor_rates
 from models.promotion import DRAWS, mean_interval, ratio_interval
@@ -79,15 +79,15 @@ def landmark_scores(
             if happened.sum() < MIN_HAPPENED:
                 continue
             said = predictions[f"{_COLUMNS[number]}_{landmark_s:.0f}s"].to_numpy()[there]
-            metric = f"brier_{name}_{landmark_s:.0f}s"
             losses, others = brier(said, happened), brier(rates[:, number], happened)
             for who, loss, odds in (("", losses, said), (BASELINE, others, rates[:, number])):
-                scores.append(Score(metric, who, mean_interval(loss, block, draws=draws, seed=seed), len(there)))
+                interval = mean_interval(loss, block, draws=draws, seed=seed)
+                scores.append(figure(f"brier_{name}", who, interval, len(there), landmark_s))
                 area = auroc_interval(odds, happened, block, draws=draws, seed=seed) if number == 0 else None
                 if area is not None:
-                    scores.append(Score(f"auroc_{name}_{landmark_s:.0f}s", who, area, len(there)))
+                    scores.append(figure(f"auroc_{name}", who, area, len(there), landmark_s))
             ratio = ratio_interval(losses, others, block, draws=draws, seed=seed)
-            scores.append(Score(f"{metric}_ratio", BASELINE, ratio, len(there)))
+            scores.append(figure(f"brier_{name}_ratio", BASELINE, ratio, len(there), landmark_s))
     return scores
 
 

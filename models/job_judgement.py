@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from features.job_history import JobHistory
 from features.jobs import microseconds
-from models.backtest import compare
+from models.backtest_figures import compare
 from models.backtest_report import Score
 from models.calibration import MIN_ROWS
 from models.judging import Judged, Task, blocks_of

@@ -5,8 +5,8 @@ Here belong the protocol of a task, what it returns, and helpers of those in `mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from features.job_history import JobHistory, JobTable
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
+from models.recency import SPREAD_LEVELS
 from models.runtime_choice import day_blocks
 from models.scoring import covered_share, duration_scores, is_covered, log_error, log_pinball
 
@@ -34,41 +35,101 @@ class Judged:
         score: What ranks the rows, for AUROC; a probability where it lies in [0, 1].
         happened: What `score` is of, shape (n,); None: a bad end.
         is_new: Rows of users without any history, shape (n,).
+        medians: Name to one value per row, whose median is the figure.
+        rows: Row of the history that each outcome is of, shape (n,); None: those that were asked about, in order.
+        elapsed_s: How long that job had run when it was asked about, shape (n,); None: asked at the submit.
     """
 
     metrics: dict[str, Floats]
     score: Floats | None = None
     happened: NDArray[np.bool_] | None = None
     is_new: NDArray[np.bool_] | None = None
+    medians: dict[str, Floats] = field(default_factory=dict)
+    rows: Ints | None = None
+    elapsed_s: Floats | None = None
+
+    def of(self, here: NDArray[np.bool_]) -> Judged:
+        """The same of some of the rows, shape (n,)."""
+        return Judged(
+            {name: values[here] for name, values in self.metrics.items()},
+            None if self.score is None else self.score[here],
+            None if self.happened is None else self.happened[here],
+            None if self.is_new is None else self.is_new[here],
+            {name: values[here] for name, values in self.medians.items()},
+            None if self.rows is None else self.rows[here],
+            None if self.elapsed_s is None else self.elapsed_s[here],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Judged]) -> Judged:
+        """Of several stretches one after the other."""
+
+        def whole(name: str) -> Any:
+            there = [getattr(part, name) for part in parts if getattr(part, name) is not None]
+            return np.concatenate(there) if there else None
+
+        metrics, medians = (
+            {k: np.concatenate([getattr(part, name)[k] for part in parts]) for k in getattr(parts[0], name)}
+            for name in ("metrics", "medians")
+        )
+        return cls(
+            metrics, whole("score"), whole("happened"), whole("is_new"), medians, whole("rows"), whole("elapsed_s")
+        )
 
 
-class Task(Protocol):
-    """One kind of job forecast.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a forecaster and its baselines said of a stretch of jobs, and how good it was.
+
+    Attributes:
+        model: The forecaster.
+        baselines: By name, on the same rows.
+        calibration: Nominal level or probability, observed share, rows; `elapsed_s` where asked while running.
+        predictions: What was forecast.
+    """
+
+    model: Judged
+    baselines: dict[str, Judged]
+    calibration: list[dict[str, float]]
+    predictions: pl.DataFrame
+
+
+class Walked(Protocol):
+    """A job forecast that can be backtested.
 
     Attributes:
         name: Name.
         primary: Loss that decides.
         coverage: Metric whose mean should be .80; None where there is no interval.
-        held: What a challenger must hold besides: in words → how the names of these losses begin.
     """
 
     name: ClassVar[str]
     primary: ClassVar[str]
     coverage: ClassVar[str | None]
-    held: ClassVar[Mapping[str, str]]
 
     def matrix(self, history: JobHistory, rows: Ints | None = None) -> Matrix: ...
     def released(self, table: JobTable) -> Ints: ...
-    def configuration(self) -> dict[str, Any]: ...
-    def parameters(self) -> dict[str, Any]: ...
     def fit(
         self, history: JobHistory, at: int, features: Matrix | None, *, seed: int, threads: int, max_labels: int
     ) -> Any: ...
+    def outcome(self, forecaster: Any, X: Matrix, history: JobHistory, rows: Ints) -> Outcome: ...
+
+
+class Task(Walked, Protocol):
+    """A job forecast that is also trained, kept and promoted by itself.
+
+    Attributes:
+        held: What a challenger must hold besides: in words → how the names of these losses begin.
+    """
+
+    held: ClassVar[Mapping[str, str]]
+
+    def configuration(self) -> dict[str, Any]: ...
+    def parameters(self) -> dict[str, Any]: ...
     def from_files(self, files: Mapping[str, bytes]) -> Any: ...
     def judge(self, forecaster: Any, X: Matrix, history: JobHistory, rows: Ints) -> Judged: ...
     def baselines(self, X: Matrix, history: JobHistory, rows: Ints) -> dict[str, Judged]: ...
     def calibration(self, forecaster: Any, X: Matrix, table: JobTable, rows: Ints) -> list[dict[str, float]]: ...
-    def predictions(self, forecaster: Any, X: Matrix, history: JobHistory, rows: Ints) -> pl.DataFrame: ...
 
 
 def blocks_of(table: JobTable, rows: Ints) -> NDArray[np.uint64]:
@@ -108,3 +169,19 @@ def duration_losses(quantiles_s: Floats, actual_s: Floats) -> dict[str, Floats]:
     scores["covered_share_80"] = covered_share(quantiles_s, actual_s)
     scores["pinball"] = log_pinball(quantiles_s, actual_s)
     return scores
+
+
+def widths(quantiles_s: Floats) -> dict[str, Floats]:
+    """q90 ÷ q10 of forecasts at `QUANTILES`, both at least a second; its median is the figure."""
+    low, high = np.maximum(quantiles_s[:, _Q10], 1.0), np.maximum(quantiles_s[:, _Q90], 1.0)
+    return {"q90_over_q10": high / low}
+
+
+def spread_losses(quantiles_s: Floats, actual_s: Floats) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Losses, and widths, of a forecast that has quantiles at `SPREAD_LEVELS` alone; shape (n, 3)."""
+    low, high = quantiles_s[:, 0], quantiles_s[:, -1]
+    losses = {
+        "coverage_80": is_covered(low, high, actual_s).astype(np.float64),
+        "pinball_10_50_90": log_pinball(quantiles_s, actual_s, SPREAD_LEVELS),
+    }
+    return losses, {"q90_over_q10": np.maximum(high, 1.0) / np.maximum(low, 1.0)}

@@ -19,7 +19,7 @@ from features.job_queue import wait_matrix
 from features.jobs import feature_matrix
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
 from models import failure, recency, wait
-from models.backtest import compare
+from models.backtest_figures import compare
 from models.backtest_report import Score
 from models.calibration import MIN_ROWS
 from models.judging import Judged, duration_losses

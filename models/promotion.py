@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ CONFIDENCE = 0.95
 NOT_WORSE_RATIO = 1.01  # a refit may cost at most 1 %
 HELD_RATIO = 1.03  # what is held besides may cost at most 3 %: chance alone moves it by 1 to 2 % between two refits
 NEGLIGIBLE = 0.01  # a held loss (Brier, |ln ratio|) under it is as good as none
+_KEPT_WEIGHTS = 4_000_000  # draws × blocks up to which weights are kept for the next figure
 COVERAGE_GUARD = 0.10  # distance of coverage from nominal that is tolerated
 
 Floats = NDArray[np.float64]
@@ -138,13 +140,15 @@ def block_bootstrap(
         value = float(statistic(*sums.sum(axis=1, keepdims=True))[0])
     if count < MIN_BLOCKS:
         return Interval(value, None, None, count)
-    generator = np.random.default_rng(seed)
-    drawn = np.empty((len(columns), draws))
-    step = max(1, 2_000_000 // count)
-    for first in range(0, draws, step):
-        last = min(draws, first + step)
-        weights = generator.multinomial(count, np.full(count, 1 / count), size=last - first)
-        drawn[:, first:last] = sums @ weights.T
+    if count * draws <= _KEPT_WEIGHTS:
+        drawn = sums @ _weights(count, draws, seed)
+    else:
+        generator = np.random.default_rng(seed)
+        drawn = np.empty((len(columns), draws))
+        step = max(1, 2_000_000 // count)
+        for first in range(0, draws, step):
+            last = min(draws, first + step)
+            drawn[:, first:last] = sums @ generator.multinomial(count, np.full(count, 1 / count), size=last - first).T
     with np.errstate(divide="ignore", invalid="ignore"):
         values = statistic(*drawn)
     values = values[np.isfinite(values)]
@@ -153,6 +157,13 @@ def block_bootstrap(
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(values, [tail, 1 - tail])
     return Interval(value, float(low), float(high), count)
+
+
+@lru_cache(maxsize=4)
+def _weights(count: int, draws: int, seed: int) -> Floats:
+    """How often each block is drawn, shape (count, draws); a report asks for the same again and again."""
+    generator = np.random.default_rng(seed)
+    return generator.multinomial(count, np.full(count, 1 / count), size=draws).T.astype(np.float64)
 
 
 def mean_interval(losses: NDArray[Any], blocks: NDArray[Any], *, draws: int = DRAWS, seed: int = 1) -> Interval:

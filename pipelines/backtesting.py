@@ -17,15 +17,16 @@ import polars as pl
 
 from models.backtest import REFIT_DAYS, BacktestError, backtest
 from models.backtest_report import BacktestReport
-from models.judging import Task
-from models.tasks import RuntimeTask, make_task
+from models.judging import Walked
+from models.remaining_task import RemainingTask
+from models.tasks import make_task
 from pipelines.progress import Progress
 
 KINDS = ("runtime", "remaining", "wait", "failure")
 PREDICTIONS, REPORT, PAGE = "predictions.parquet", "report.json", "report.html"
 
 
-def task_of(kind: str) -> Task:
+def task_of(kind: str) -> Walked:
     """The task behind a word of the command line.
 
     Raises:
@@ -34,7 +35,7 @@ def task_of(kind: str) -> Task:
     if kind not in KINDS:
         raise BacktestError(f"no backtest {kind!r}; there are: {', '.join(KINDS)}")
     if kind == "remaining":
-        return RuntimeTask(is_remaining=True)
+        return RemainingTask()
     return make_task("job_failure" if kind == "failure" else kind)
 
 

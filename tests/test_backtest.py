@@ -17,6 +17,7 @@ from models.backtest import BacktestError, backtest
 from models.failure_kinds import KIND_COLUMNS
 from models.forest import ForestSize
 from models.recency import baseline_log
+from models.remaining_task import RemainingTask
 from models.scoring import log_error
 from models.tasks import FailureTask, RuntimeTask, WaitTask, make_task
 from pipelines.backtesting import read_jobs_file, run_backtest
@@ -73,7 +74,8 @@ def test_runtime_report_holds_model_baselines_and_intervals(runtime_report):
     assert 0.7 < report.value("coverage_80") < 0.9
     for elapsed in (60, 600, 3600):
         assert report.value(f"remaining_male_{elapsed}s") < report.value(f"remaining_male_{elapsed}s", "limit")
-    assert {"male_key", "male_user", "pinball"} <= report.metrics()
+    told = {s.metric for s in report.strata}
+    assert {"male_key", "male_user", "coverage_80_limit_1h_12h", "pinball_ran_under_10m", "within_2x_size_2_8"} <= told
     assert [row["forecast"] for row in report.calibration] == [0.05, 0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95]
     assert all(abs(row["observed"] - row["forecast"]) < 0.12 for row in report.calibration)
     with pytest.raises(KeyError, match="no 'rmse' of the model; metrics: coverage_80, mae_s"):
@@ -87,8 +89,9 @@ def test_report_becomes_rows_and_text(runtime_report):
     assert not rows.select(TABLES["out_scores"].key).is_duplicated().any()
     assert rows["count"].min() > 0
     text = runtime_report.text()
-    assert "last2_key" in text
-    assert "male_ratio to last2_key" in text
+    assert "last 2, key" in text
+    assert "The model is better than the best baseline" in text
+    assert "key seen before" in text
 
 
 @pytest.mark.traces
@@ -98,7 +101,8 @@ def test_wait_and_failure_reports(kth, traces):
     assert wait.value("brier_600s") < wait.value("brier_600s", "zero")
     assert 0 < wait.value("churn_over_10min") <= 1
     assert wait.value("churn_move_s", "recent_waits") > 0
-    assert "churn_drift_s" in wait.text()
+    assert "drift of the start" in wait.text()
+    assert wait.find("male_ratio", wait.best_baseline, part="user").interval.value < 1
     failure = backtest(FailureTask(60), _trace(traces, "llnl-atlas-2006")[20_000:24_000], refit_days=30)
     assert failure.value("brier") < failure.value("brier", "rolling_rate")
     assert failure.value("auroc") > 0.7
@@ -194,11 +198,12 @@ def _spread(count, hours):
     }).cast({name: pl.Datetime("us", "UTC") for name in ("submit_time", "start_time", "end_time")})  # fmt: skip
 
 
-@pytest.mark.parametrize("is_remaining", [False, True])
-def test_a_span_in_which_no_job_lasts_to_a_landmark(is_remaining):
-    report = backtest(RuntimeTask(SMALL, is_remaining=is_remaining), _spread(400, 2.0), refit_days=4, draws=2)
-    assert report.jobs == 119
-    assert report.predictions.height == (0 if is_remaining else report.jobs)
+def test_a_span_in_which_no_job_lasts_to_a_landmark():
+    for task, predictions in ((RuntimeTask(SMALL), 119), (RemainingTask(SMALL), 0)):
+        report = backtest(task, _spread(400, 2.0), refit_days=4, draws=2)
+        assert (report.jobs, report.predictions.height) == (119, predictions)
+    assert "there is no time left to judge" in report.text()
+    assert "Nothing could be judged" in backtest_page(report, "jobs")
 
 
 @pytest.mark.parametrize(

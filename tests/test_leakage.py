@@ -21,6 +21,7 @@ from models.failure import FailureForecaster
 from models.forest import ForestSize
 from models.live import Champions, forecast_jobs
 from models.registry import Registry
+from models.remaining_task import RemainingTask
 from models.runtime import RuntimeForecaster
 from models.tasks import FailureTask, RuntimeTask, WaitTask
 from models.training import as_of, train
@@ -240,7 +241,7 @@ def test_a_backtest_says_the_same_of_what_came_before_a_moment_whatever_came_aft
     gone = pl.lit(jobs["end_time"].max() + timedelta(days=9))
     cancelled = waiting.with_columns(end_time=gone, state=pl.lit("CANCELLED"))
     assert (jobs["end_time"] != other["end_time"]).sum() > 20
-    for task in (RuntimeTask(SMALL), RuntimeTask(SMALL, is_remaining=True), FailureTask(ROUNDS)):
+    for task in (RuntimeTask(SMALL), RemainingTask(SMALL), FailureTask(ROUNDS)):
         said = [
             backtest(task, pl.concat([frame, more]), refit_days=30, draws=1).predictions
             for frame, more in ((jobs, waiting), (other, cancelled))
