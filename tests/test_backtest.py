@@ -78,7 +78,7 @@ def test_runtime_report_holds_model_baselines_and_intervals(runtime_report):
     assert {"male_key", "male_user", "coverage_80_limit_1h_12h", "pinball_ran_under_10m", "within_2x_size_2_8"} <= told
     assert [row["forecast"] for row in report.calibration] == [0.05, 0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95]
     assert all(abs(row["observed"] - row["forecast"]) < 0.12 for row in report.calibration)
-    with pytest.raises(KeyError, match="no 'rmse' of the model; metrics: coverage_80, mae_s"):
+    with pytest.raises(KeyError, match="no 'rmse' of the model; metrics: coverage_80, covered_share_80, mae_s"):
         report.value("rmse")
 
 

@@ -47,7 +47,8 @@ def test_a_model_that_beats_the_best_baseline_is_promoted(trained):
     assert registry.champion("runtime") == report.version
     assert "a changed configuration needs an interval below 1" in report.reason
     assert tuple(report.scores.columns) == TABLES["out_scores"].columns
-    assert set(report.scores["baseline"]) == {"", "limit", "last2_user", "last2_key", "median_user", "median_key"}
+    keyed = {"limit", "last2_user", "last2_key", "median_user", "median_key"}
+    assert set(report.scores["baseline"]) == {"", "quantiles_key", *keyed}
     assert report.scores["cluster"].unique().to_list() == ["kth-sp2"]
     card = registry.load("runtime").card
     assert card["snapshot_id"] == 17
