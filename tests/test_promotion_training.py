@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+import dagster as dg
 import numpy as np
 import polars as pl
 import pytest
@@ -10,6 +11,8 @@ from models.forest import ForestSize
 from models.registry import Registry
 from models.tasks import FailureTask, RuntimeTask, WaitTask
 from models.training import train
+from pipelines.definitions import build_definitions
+from tests.store_child import open_store
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 DAYS = 30
@@ -98,3 +101,19 @@ def test_a_withdrawn_champion_is_no_rival(jobs, tmp_path):
     again = train(task, jobs, registry, AT)
     assert first.version not in again.reason
     assert "baseline" in again.reason
+
+
+def test_dagster_shows_what_could_not_be_judged_in_yellow(tmp_path):
+    """A cluster without any fault: nothing went wrong, and nothing is known of the challenger either."""
+    config = tmp_path / "weatherglass.toml"
+    config.write_text(f'state_dir = "{tmp_path}/state"\n[clusters.alpha]\n')
+    open_store(tmp_path / "state" / "store").close()
+    job = build_definitions(str(config)).resolve_implicit_global_asset_job_def()
+    with dg.instance_for_test() as instance:
+        result = job.execute_in_process(instance=instance, asset_selection=[dg.AssetKey("model_node_failure")])
+    checks = {event.check_name: event for event in result.get_asset_check_evaluations()}
+    assert set(checks) == {"went_well", "could_be_judged"}
+    assert checks["went_well"].passed
+    assert not checks["could_be_judged"].passed
+    assert checks["could_be_judged"].severity == dg.AssetCheckSeverity.WARN
+    assert checks["could_be_judged"].description.startswith("alpha: could not judge: climatology stays: ")
