@@ -88,9 +88,8 @@ jobs.</small></p>
 def _after(report: BacktestReport) -> str:
     if not report.best_after:
         return ""
-    loss = measure_of(report.primary).label
     return _table("By how long a job had run", after_table(report)) + _table(
-        f"{loss.capitalize()} of each baseline by how long a job had run", baseline_table(report), "best"
+        f"{_loss(report)} of each baseline by how long a job had run", baseline_table(report), "best"
     )
 
 
@@ -144,7 +143,7 @@ def _elapsed(report: BacktestReport) -> Any:
             line={"color": _OTHERS[(number - 1) % len(_OTHERS)] if name else _MODEL, "width": 1.5 if name else 4},
         )  # fmt: skip
     figure.update_layout(
-        title=f"{measure_of(report.primary).label.capitalize()} by how long a job had run (lower is better)",
+        title=f"{_loss(report)} by how long a job had run (lower is better)",
         xaxis_title="after", yaxis_title=_axis(report), height=440, template="plotly_white",
     )  # fmt: skip
     return figure
@@ -194,11 +193,17 @@ def _weeks(report: BacktestReport) -> Any:
             line={"color": colour}, text=[f"{score.count:,} jobs" for score in mine],
         )  # fmt: skip
     figure.update_layout(
-        title=f"{measure_of(report.primary).label} by week of submit (lower is better)", xaxis_title="week from",
+        title=f"{_loss(report)} by week of submit (lower is better)", xaxis_title="week from",
         yaxis_title=_axis(report), height=420, template="plotly_white",
     )  # fmt: skip
     figure.update_xaxes(type="category")
     return figure
+
+
+def _loss(report: BacktestReport) -> str:
+    """The loss that decides, as a title begins."""
+    label = measure_of(report.primary).label
+    return label[:1].upper() + label[1:]
 
 
 def _axis(report: BacktestReport) -> str:

@@ -119,7 +119,7 @@ def after_table(report: BacktestReport) -> list[list[str]]:
     """Head and rows: by how long jobs had run, the model beside the best baseline of then."""
     primary = report.primary
     shown = [m for m in AFTER_MEASURES if any(s.measure == m for s in report.scores)]
-    head = ["after", "jobs", head_of(primary), "best baseline", "its", "model ÷ it"]
+    head = ["after", "jobs", head_of(primary), "best baseline", "its log error", "model ÷ it"]
     rows = [[*head, *(head_of(m) for m in shown)]]
     for at_s, best in report.best_after.items():
         own = report.find(primary, "", at_s)

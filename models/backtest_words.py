@@ -58,9 +58,9 @@ MEASURES: dict[str, Measure] = {
         "inside 80 %",
     ),
     "covered_share_80": Measure(
-        "the same, ties shared",
+        "inside 10–90 %, ties shared",
         "share",
-        "of outcomes inside that interval; one that equals its ends counts by the share the quantiles give it",
+        "of outcomes inside it; one that equals its ends counts by the share the quantiles give it",
         "0.80",
     ),
     "pinball": Measure(
