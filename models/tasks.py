@@ -38,6 +38,7 @@ from models.judging import (
 from models.runtime import RuntimeForecaster
 from models.scoring import brier, duration_scores, is_covered, is_within, log_pinball
 from models.wait import SOON_S, WaitForecaster
+from models.wait_looks import look_losses
 from models.wait_points import WITHIN_S
 
 Floats = NDArray[np.float64]
@@ -175,7 +176,8 @@ class WaitTask:
         bound = is_covered(np.zeros(len(rows)), quantiles[:, QUANTILES.index(0.95)], actual)
         metrics = duration_losses(quantiles, actual) | odds | {"below_q95": bound.astype(np.float64)}
         points = _wait_points(frame["likeliest_s"].to_numpy(), quantiles[:, QUANTILES.index(0.5)], actual)
-        return Judged(metrics | points, 1.0 - frame["p_start_60s"].to_numpy(), actual > SOON_S[0])
+        later = look_losses(forecaster, history, rows)
+        return Judged(metrics | points | later, 1.0 - frame["p_start_60s"].to_numpy(), actual > SOON_S[0])
 
     def baselines(self, X: Matrix, history: JobHistory, rows: Ints) -> dict[str, Judged]:
         table = history.table
@@ -188,7 +190,8 @@ class WaitTask:
                 for seconds in wait.SOON_S
             }
             points = _wait_points(forecast, forecast, actual)
-            found[name] = Judged(duration_scores(forecast, actual) | odds | points, forecast, actual > SOON_S[0])
+            losses = duration_scores(forecast, actual) | odds | points | look_losses(name, history, rows)
+            found[name] = Judged(losses, forecast, actual > SOON_S[0])
         recent = self.judge(WaitForecaster.recent(), X, history, rows)
         return found | {"recent_waits": recent}
 

@@ -24,13 +24,14 @@ from features.jobs import microseconds, moments_of
 from features.recent_waits import RECENT_LEVELS
 from features.vocabulary import QUANTILES
 from models.arrays import pack_arrays, unpack_arrays
-from models.calibration import MIN_ROWS, Conformal, Isotonic
+from models.calibration import MIN_ROWS, Conformal
 from models.curves import LEVELS, level_of, quantile_frame, read_levels, remaining_s, rising
-from models.forest import Forest, ForestSize
+from models.forest import ForestSize
 from models.runtime import HOLDOUT_SHARE, MAX_HOLDOUT, TooFewJobsError, check_features
 from models.scoring import log_pinball
-from models.wait_leaves import Leaves
+from models.wait_odds import odds_upto, with_waiting
 from models.wait_points import WITHIN_S, likeliest_s
+from models.wait_trees import WaitTrees
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -43,6 +44,8 @@ _RECENT = [WAIT_FEATURES.index(f"recent_q{round(100 * level):02d}") for level in
 _LAST, _SAME_LAST = WAIT_FEATURES.index("all_last"), WAIT_FEATURES.index("size_last")
 _ELAPSED, _HOUR = WAIT_FEATURES.index("elapsed"), WAIT_FEATURES.index("hour")
 SIZE = ForestSize(trees=50, min_leaf=10)
+SOON = np.log(np.array(SOON_S, dtype=np.float64))
+TRUSTS = (0.0, 0.5, 1.0)  # how far boosted odds may move the forest's
 _LANDMARK_FROM_S = 30.0  # jobs that waited longer are also asked about in the middle of their wait
 
 
@@ -77,25 +80,21 @@ class WaitForecaster:
     """Forecasts queue waits of one cluster.
 
     Attributes:
-        forest: Of ln(wait), None while the newest waits speak.
+        trees: What tells a wait, None while the newest waits speak.
         conformal: Correction of the curves.
-        soon: Maps of the odds of a start within 60, 600 and 3,600 s.
         facts: What the fit saw and chose, for the card.
-        leaves: Outcomes in the leaves of the forest.
         by_clock: The likeliest point takes long waits of like jobs for starts at the same time of day.
     """
 
-    forest: Forest | None
+    trees: WaitTrees | None
     conformal: Conformal
-    soon: tuple[Isotonic, ...]
     facts: dict[str, Any] = field(default_factory=dict)
-    leaves: Leaves | None = None
     by_clock: bool = False
 
     @classmethod
     def recent(cls) -> WaitForecaster:
         """The one in charge before any model: the newest waits of like jobs."""
-        return cls(None, Conformal.identity(), tuple(Isotonic.identity() for _ in SOON_S), {"expert": "recent_waits"})
+        return cls(None, Conformal.identity(), {"expert": "recent_waits"})
 
     @classmethod
     def fit(
@@ -149,40 +148,52 @@ class WaitForecaster:
         is_early = np.isin(late, early)
         half = ForestSize(max(10, size.trees // 2), size.min_leaf, size.feature_share, size.rows_per_tree)
 
-        def grown(a: NDArray[np.int64], b: NDArray[np.int64], of: ForestSize, when: int) -> tuple[Forest, Leaves]:
-            """A forest on rows `a` at their submits and on rows `late[b]` in the middle of their waits."""
+        def grown(a: NDArray[np.int64], b: NDArray[np.int64], of: ForestSize, when: int) -> WaitTrees:
+            """Trees on rows `a` at their submits and on rows `late[b]` in the middle of their waits."""
             matrix, waits = np.concatenate([X[a], X_late[b]]), np.concatenate([y[a], y_late[b]])
-            forest = Forest.fit(matrix, waits, of, seed=seed, threads=threads)
-            leaves = Leaves.fit(forest, matrix, waits, np.concatenate([start[a], start[late[b]]]), when)
-            none = np.empty((0, 1), dtype=np.float32)  # the leaves hold what the samples would
-            return replace(forest, samples=none, leaf_rows=np.empty(0, dtype=np.int32)), leaves
+            started = np.concatenate([start[a], start[late[b]]])
+            return WaitTrees.fit(matrix, waits, started, when, of, seed=seed, threads=threads)
 
-        trial, leaves = grown(early, np.flatnonzero(is_early), half, int(cut))
-        X_held, y_held = X[held], y[held]
-        drawn = leaves.draw(trial, X_held)
-        curves = drawn.curves()
-        conformal = Conformal.fit(curves, y_held)
-        curves = conformal.apply(curves)
-        recent = recent_curves(X_held)
-        losses = {
-            "model": float(log_pinball(np.exp(curves), np.exp(y_held), LEVELS).mean()),
-            "recent_waits": float(log_pinball(np.exp(recent), np.exp(y_held), LEVELS).mean()),
-        }
+        trial = grown(early, np.flatnonzero(is_early), half, int(cut))
+        still = np.flatnonzero((table.submit >= cut) & (table.submit < moment))
+        still = still[(table.start[still] >= moment) & (table.end[still] >= moment)]
+        most = int(len(still) * len(held) / max(len(rows) - first, 1) + 0.5)
+        still = np.sort(generator.choice(still, most, replace=False)) if most < len(still) else still
+        waited_s = (moment - table.submit[still]) / 1e6
+        X_still = features[still] if features is not None else matrix_of_waits(prepared, still, table.submit[still])
+        X_held = np.concatenate([X[held], X_still])
+        y_held = np.concatenate([y[held], np.log(np.maximum(waited_s, 1.0))])
+        is_done = np.arange(len(y_held)) < len(held)
+        waits_held = np.exp(y_held)
+
+        def loss(curves: Floats) -> float:
+            return float(log_pinball(np.exp(curves[is_done]), waits_held[is_done], LEVELS).mean())
+
+        trials = dict(zip(TRUSTS, trial.draws(X_held, TRUSTS), strict=True))
+        by_trust = {trust: loss(drawn.curves()) for trust, drawn in trials.items()}
+        trust = min(by_trust, key=lambda trust: by_trust[trust])
+        drawn, curves = trials[trust], trials[trust].curves()
+        level = level_of(curves, y_held)
+        y_full = y_held.copy()
+        y_full[~is_done] = with_waiting(level[is_done], level[~is_done], curves[~is_done], y_held[~is_done], generator)
+        conformal = Conformal.fit(curves, y_full)
+        curves, recent = conformal.apply(curves), recent_curves(X_held)
+        losses = {"model": loss(curves), "recent_waits": loss(recent)}
         is_model = losses["model"] < losses["recent_waits"]
-        chosen = curves if is_model else recent
         hits = {
-            name: float((np.abs(points - np.exp(y_held)) <= WITHIN_S + 0.5).mean())
+            name: float((np.abs(points - waits_held) <= WITHIN_S + 0.5)[is_done].mean())
             for name, points in (("wait", drawn.likeliest_s()), ("clock", drawn.likeliest_s(_clock_s(X_held))))
         }
-        soon = tuple(Isotonic.fit(_odds(chosen, seconds), y_held <= np.log(seconds)) for seconds in SOON_S)
         facts = {
-            "rows": len(rows), "landmarks": len(late), "holdout_rows": len(held), "seed": seed, "size": asdict(size),
-            "holdout_pinball": losses, "holdout_within_60s": hits, "expert": "model" if is_model else "recent_waits",
+            "rows": len(rows), "landmarks": len(late), "holdout_rows": len(held), "waiting_rows": len(still),
+            "seed": seed, "size": asdict(size), "holdout_pinball": losses, "holdout_within_60s": hits,
+            "holdout_by_trust": {str(trust): value for trust, value in by_trust.items()},
+            "expert": "model" if is_model else "recent_waits",
         }  # fmt: skip
         if not is_model:
-            return cls(None, Conformal.identity(), soon, facts)
-        forest, leaves = grown(np.arange(len(rows)), np.arange(len(late)), size, moment)
-        return cls(forest, conformal, soon, facts, leaves, hits["clock"] > hits["wait"])
+            return cls(None, Conformal.identity(), facts)
+        whole = grown(np.arange(len(rows)), np.arange(len(late)), size, moment)
+        return cls(replace(whole, trust=trust), conformal, facts, hits["clock"] > hits["wait"])
 
     def curves(self, X: Matrix) -> Floats:
         """Quantile curves of the wait from now, ln(seconds), shape (n, len(LEVELS)); no wait is one second."""
@@ -192,25 +203,23 @@ class WaitForecaster:
         """Curves, and the likeliest points where they are asked for."""
         if not len(X):
             return np.empty((0, len(LEVELS))), np.empty(0)
-        if self.forest is None or self.leaves is None:
+        if self.trees is None:
             curves = recent_curves(X)
             return curves, likeliest_s(curves) if with_point else np.empty(0)
-        drawn = self.leaves.draw(self.forest, X)
+        drawn = self.trees.draw(X)
         points = drawn.likeliest_s(_clock_s(X) if self.by_clock else None) if with_point else np.empty(0)
         return np.maximum(self.conformal.apply(drawn.curves()), 0.0), points
 
-    def odds(self, curves: Floats) -> Floats:
-        """P(start within 60, 600, 3,600 s), shape (n, 3), rising along a row."""
-        raw = [self.soon[k].apply(_odds(curves, seconds)) for k, seconds in enumerate(SOON_S)]
-        return np.maximum.accumulate(np.stack(raw, axis=1), axis=1)
-
     def frame(self, X: Matrix, *, with_point: bool = True) -> pl.DataFrame:
-        """Quantiles, odds and, unless told otherwise, the likeliest point (`likeliest_s`) from features at hand."""
+        """Quantiles, odds and, unless told otherwise, the likeliest point (`likeliest_s`) from features at hand.
+
+        Odds are read off the curves whose quantiles are told: the quantile of a level is within 60, 600 or 3,600 s just
+        where the odds of a start by then reach the level.
+        """
         curves, points = self._told(X, with_point=with_point)
         seconds = np.exp(read_levels(curves, QUANTILES))
-        odds = pl.from_numpy(self.odds(curves), schema=list(SOON_COLUMNS))
         frame = quantile_frame(np.where(seconds <= 1.0 + 1e-9, 0.0, seconds))
-        frame = frame.hstack(odds)
+        frame = frame.hstack(pl.from_numpy(odds_upto(curves, SOON), schema=list(SOON_COLUMNS)))
         return frame.with_columns(likeliest_s=points) if with_point else frame
 
     def forecast(
@@ -233,14 +242,15 @@ class WaitForecaster:
     def to_files(self) -> dict[str, bytes]:
         """The forecaster as files without code."""
         arrays = self.conformal.to_arrays("conformal_")
-        for k, seconds in enumerate(SOON_S):
-            arrays |= self.soon[k].to_arrays(f"soon{seconds}_")
-        arrays |= self.forest.to_arrays("forest_") if self.forest else {}
-        arrays |= self.leaves.to_arrays("leaves_") if self.leaves else {}
-        described = {"features": list(WAIT_FEATURES), "facts": self.facts, "by_clock": self.by_clock}
-        return {
-            "wait.json": json.dumps(described, indent=1, sort_keys=True).encode(), "wait.npz": pack_arrays(arrays)
-        }  # fmt: skip
+        described: dict[str, Any] = {"features": list(WAIT_FEATURES), "facts": self.facts, "by_clock": self.by_clock}
+        files = {}
+        if self.trees is not None:
+            arrays |= self.trees.to_arrays()
+            if self.trees.boosted is not None:
+                described |= {"boosted_classes": list(self.trees.boosted.classes), "trust": self.trees.trust}
+                files = {"wait_odds.txt": self.trees.boosted.text.encode()}
+        told = json.dumps(described, indent=1, sort_keys=True).encode()
+        return files | {"wait.json": told, "wait.npz": pack_arrays(arrays)}
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> WaitForecaster:
@@ -252,20 +262,13 @@ class WaitForecaster:
         described = json.loads(files["wait.json"])
         check_features(described["features"], WAIT_FEATURES)
         arrays = unpack_arrays(files["wait.npz"], "conformal_levels")
-        forest = Forest.from_arrays(arrays, "forest_") if "forest_roots" in arrays else None
-        soon = tuple(Isotonic.from_arrays(arrays, f"soon{seconds}_") for seconds in SOON_S)
-        leaves = Leaves.from_arrays(arrays, "leaves_") if forest else None
-        conformal = Conformal.from_arrays(arrays, "conformal_")
-        return cls(forest, conformal, soon, described["facts"], leaves, described["by_clock"])
+        trees = WaitTrees.from_files(arrays, described, files) if "forest_roots" in arrays else None
+        return cls(trees, Conformal.from_arrays(arrays, "conformal_"), described["facts"], described["by_clock"])
 
 
 def matrix_of_waits(history: JobHistory, rows: NDArray[np.int64], moments: NDArray[np.int64]) -> Matrix:
     """Features of rows of a history at the given moments."""
     return wait_matrix(JobTable(history.table.frame[rows]), history, moments)
-
-
-def _odds(curves: Floats, seconds: float) -> Floats:
-    return level_of(curves, np.full(len(curves), np.log(seconds)))
 
 
 def _elapsed_s(X: Matrix) -> Floats:

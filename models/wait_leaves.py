@@ -9,7 +9,7 @@ one sees it in the clock. Here belong these outcomes and the curves and points r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from features.compiled import compiled
 from models.curves import LEVELS
 from models.forest import Forest
+from models.wait_odds import EDGES, NEAR
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -51,6 +52,17 @@ class Drawn:
         out = np.full((len(self.waits), len(LEVELS)), np.nan)
         _levels(_in_order(self.waits), self.waits, self.weights, LEVELS, out)
         return out
+
+    def weighed(self, shares: Floats, trust: float) -> Drawn:
+        """The same outcomes, weighed so that the classes of `models/wait_odds.py` get their probability.
+
+        Args:
+            shares: Probability of each class, shape (n, classes).
+            trust: How far the weight of each class moves towards it, between 0 and 1.
+        """
+        weights = self.weights.copy()
+        _weigh(self.waits, EDGES + NEAR, np.asarray(shares, dtype=np.float64), trust, weights)
+        return replace(self, weights=weights)
 
     def likeliest_s(self, moments_s: Floats | None = None) -> Floats:
         """The point that most outcomes lie around within a minute, seconds, shape (n,).
@@ -134,6 +146,27 @@ def _in_order(waits: Matrix) -> NDArray[np.uint64]:
     keys |= np.arange(waits.shape[1], dtype=np.uint64)
     keys.sort(axis=1)
     return keys
+
+
+@compiled
+def _weigh(waits: Matrix, edges: Floats, shares: Floats, trust: float, weights: Matrix) -> None:
+    held = np.empty(len(edges) + 1)
+    for i in range(len(waits)):
+        number = np.searchsorted(edges, waits[i].astype(np.float64))
+        held[:] = 0.0
+        total, reached = 0.0, 0.0
+        for k in range(waits.shape[1]):
+            if not np.isnan(waits[i, k]):
+                held[number[k]] += weights[i, k]
+                total += weights[i, k]
+        for c in range(len(held)):
+            if held[c] > 0:
+                reached += shares[i, c]
+        if reached <= 1e-9:  # nothing like what the odds speak of
+            continue
+        for k in range(waits.shape[1]):
+            if not np.isnan(waits[i, k]):
+                weights[i, k] *= 1 - trust + trust * shares[i, number[k]] * total / held[number[k]]
 
 
 @compiled

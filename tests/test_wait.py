@@ -1,5 +1,6 @@
 """The wait forecaster: from the state of the queue, beside zero, last and same-sized last wait."""
 
+import json
 from datetime import timedelta
 
 import numpy as np
@@ -8,10 +9,22 @@ import pytest
 
 from features.job_history import JobHistory, JobTable
 from features.job_queue import WAIT_FEATURES, wait_features
-from features.vocabulary import QUANTILE_COLUMNS
+from features.vocabulary import QUANTILE_COLUMNS, QUANTILES
+from models.curves import LEVELS, MEDIAN
 from models.forest import ForestSize
 from models.scoring import brier, log_error
-from models.wait import BASELINES, SOON_COLUMNS, SOON_S, WaitForecaster, baseline_s, recent_curves
+from models.wait import (
+    BASELINES,
+    SOON_COLUMNS,
+    SOON_S,
+    WaitForecaster,
+    baseline_s,
+    matrix_of_waits,
+    recent_curves,
+)  # fmt: skip
+from models.wait_leaves import Drawn
+from models.wait_looks import LOOKS_S, look_losses
+from models.wait_odds import NEAR, StartOdds, odds_upto, with_waiting
 
 SMALL = ForestSize(trees=16)
 
@@ -54,6 +67,24 @@ def test_quantiles_and_odds_rise(fitted, kth):
 
 
 @pytest.mark.traces
+@pytest.mark.parametrize("look_s", [0, 60, 600, 3_600])
+def test_odds_and_quantiles_are_of_one_distribution(fitted, kth, look_s):
+    forecaster, _ = fitted
+    history = JobHistory(kth)
+    rows = np.flatnonzero((history.table.wait_s > look_s) | (look_s == 0))[-600:]
+    moments = history.table.submit[rows] + look_s * 1_000_000
+    for told in (forecaster, WaitForecaster.recent()):
+        X = matrix_of_waits(history, rows, moments)
+        frame, curves = told.frame(X), told.curves(X)
+        for seconds, column in zip(SOON_S, SOON_COLUMNS, strict=True):
+            odds = frame[column].to_numpy()
+            for level, name in zip(QUANTILES, QUANTILE_COLUMNS, strict=True):
+                within = frame[name].to_numpy() <= seconds * (1 + NEAR)
+                assert (within == (odds >= level - 1e-9)).all(), (column, name)
+            assert ((curves <= np.log(seconds) + NEAR) == (odds[:, None] >= LEVELS - 1e-9)).all()
+
+
+@pytest.mark.traces
 def test_the_longer_it_waits_the_longer_it_is_thought_to_wait(fitted, kth):
     forecaster, later = fitted
     long = later.filter((pl.col("start_time") - pl.col("submit_time")) > timedelta(hours=6))[:60]
@@ -72,6 +103,76 @@ def test_same_seed_same_files_and_back(fitted, kth):
     at = kth["submit_time"][4_000]
     assert WaitForecaster.fit(kth, at, size=SMALL, threads=2).to_files() == forecaster.to_files()
     assert WaitForecaster.from_files(forecaster.to_files()).forecast(later, kth).equals(forecaster.forecast(later, kth))
+
+
+@pytest.mark.traces
+def test_a_model_of_the_release_before_still_speaks(fitted, kth):
+    forecaster, later = fitted
+    files = dict(forecaster.to_files())
+    del files["wait_odds.txt"]
+    described = json.loads(files["wait.json"])
+    del described["boosted_classes"], described["trust"]
+    files["wait.json"] = json.dumps(described).encode()
+    older = WaitForecaster.from_files(files)
+    assert older.trees is not None
+    assert older.trees.boosted is None
+    frame = older.forecast(later[:200], kth)
+    assert frame.null_count().sum_horizontal()[0] == 0
+    assert not frame.equals(forecaster.forecast(later[:200], kth))
+
+
+@pytest.mark.traces
+def test_looks_in_the_middle_of_waits_are_judged(fitted, kth):
+    forecaster, _ = fitted
+    history = JobHistory(kth)
+    rows = np.arange(4_000, 5_000)
+    waits = history.table.wait_s[rows]
+    model, last = look_losses(forecaster, history, rows), look_losses("last", history, rows)
+    for look_s in LOOKS_S:
+        for seconds in SOON_S:
+            name = f"brier_{seconds}s_after_{look_s}s"
+            assert (np.isnan(model[name]) == (waits <= look_s)).all()
+            assert np.nanmean(model[name]) < np.nanmean(last[name]), name
+        name = f"below_q95_after_{look_s}s"
+        assert np.nanmean(model[name]) > 0.85
+        assert name not in last
+        assert np.nanmean(model[f"mae_log1p_after_{look_s}s"]) < np.nanmean(last[f"mae_log1p_after_{look_s}s"])
+
+
+def test_the_odds_of_a_curve_count_all_that_waited_just_so_long():
+    flat = np.where(LEVELS <= 0.5, np.log(60.0), np.log(600.0))
+    odds = odds_upto(np.stack([flat, np.zeros(len(LEVELS)), np.full(len(LEVELS), 9.0)]), np.log([60.0, 600.0]))
+    assert odds[0].tolist() == pytest.approx([0.5, 0.995])
+    assert odds[1].tolist() == pytest.approx([0.995, 0.995])
+    assert odds[2].tolist() == pytest.approx([0.005, 0.005])
+
+
+def test_jobs_that_still_wait_are_thought_to_wait_on():
+    curves = np.tile(LEVELS * 10, (3, 1))
+    found = with_waiting(
+        np.array([0.1, 0.2, 0.9]), np.array([0.15, 0.5, 0.95]), curves, np.array([1.5, 5.0, 20.0]),
+        np.random.default_rng(1),
+    )  # fmt: skip
+    assert found[0] in (pytest.approx(2.0), pytest.approx(9.0))
+    assert found[1] == pytest.approx(9.0)  # of those that started only one waited to a higher level
+    assert found[2] == 20.0  # beyond its curve, what it has waited
+
+
+def test_boosted_odds_learn_who_starts_when_and_weigh_what_leaves_hold():
+    generator = np.random.default_rng(1)
+    X = generator.random((2_000, 3)).astype(np.float32)
+    waits = np.log(np.where(X[:, 0] < 0.5, 30.0, 2_000.0))
+    boosted = StartOdds.fit(X, waits, np.zeros(2_000), seed=1)
+    shares = boosted.shares(np.array([[0.1, 0.5, 0.5], [0.9, 0.5, 0.5]], dtype=np.float32))
+    assert shares.sum(axis=1) == pytest.approx(1.0)
+    assert shares[0, 1] > 0.8
+    assert shares[1, 9] > 0.8
+    outcomes = np.tile(np.log([30.0, 30.0, 2_000.0]), (2, 1)).astype(np.float32)
+    drawn = Drawn(outcomes, np.ones_like(outcomes), np.zeros_like(outcomes))
+    assert drawn.curves()[:, MEDIAN] == pytest.approx(np.log([30.0, 30.0]))
+    assert drawn.weighed(shares, 1.0).curves()[:, MEDIAN] == pytest.approx(np.log([30.0, 2_000.0]))
+    alone = StartOdds.fit(X[:100], np.zeros(100), np.zeros(100), seed=1)
+    assert alone.shares(X[:2])[:, 0].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.traces
