@@ -35,6 +35,7 @@ Ints = NDArray[np.int64]
 
 PREFIX = "published_"  # of the task in `out_scores`: figures of publications, not of a model on held-out jobs
 _KEY = ["job_id", "submit_time"]
+_ODDS = ("below_q95", *(f"brier_{seconds}s" for seconds in wait.SOON_S))
 _BASELINE = {"runtime": "last2_key", "remaining": "last2_key", "wait": "same_size_last", "failure": "rolling_rate"}
 
 
@@ -72,7 +73,8 @@ def judge_outcomes(
     """Score joined publications beside baselines that knew no more than they did.
 
     Runtime, wait and bad ends are judged by the first publication of each job; the time left by those at landmarks,
-    and the wait by those besides (`wait_male_600s`: by the first publication after ten minutes of waiting).
+    and the wait by those besides (`wait_male_600s`: by the first publication after ten minutes of waiting; with it the
+    odds of a start, as `wait_brier_60s_600s`, and the 95 % bound).
 
     Args:
         joined: As of `outcomes.join_outcomes`.
@@ -122,8 +124,11 @@ def _at_landmarks(
         if here.sum() < MIN_ROWS:
             continue
         for name, of in judged.items():
-            interval = mean_interval(of.metrics["male"][here], blocks[here], draws=draws, seed=seed)
-            yield Score(f"{kind}_male_{at_s}s", name, interval, int(here.sum()))
+            for metric, losses in of.metrics.items():
+                known = int((~np.isnan(losses[here])).sum())
+                if known and (metric == "male" or (kind == "wait" and metric in _ODDS)):
+                    interval = mean_interval(losses[here], blocks[here], draws=draws, seed=seed)
+                    yield Score(f"{kind}_{metric}_{at_s}s", name, interval, known)
 
 
 _Judges = tuple[Judged, dict[str, Judged], JobTable, Floats]

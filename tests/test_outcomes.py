@@ -178,6 +178,8 @@ def test_figures_of_a_steady_cluster(steady):
     assert found["remaining"].find("remaining_male_60s", "median_key").value > 0
     assert found["wait"].find("below_q95").value == pytest.approx(0.95, abs=0.04)
     assert found["wait"].find("wait_male_60s", "recent_waits").value > 0
+    assert 0 < found["wait"].find("wait_brier_600s_60s").value < 1  # odds said after a minute of waiting
+    assert found["wait"].find("wait_brier_600s_60s", "recent_waits").value > 0
     assert found["failure"].find("ece").value < 0.1
     assert found["failure"].find("brier", "rolling_rate").value > 0
     assert rows.height == joined.height
