@@ -164,10 +164,10 @@ class WaitTask:
         return WaitForecaster.from_files(files)
 
     def judge(self, forecaster: WaitForecaster, X: Matrix, history: JobHistory, rows: Ints) -> Judged:
-        return self._judged(forecaster.frame(X), history.table, rows)
+        return self._judged(forecaster, forecaster.frame(X), history, rows)
 
-    def _judged(self, frame: pl.DataFrame, table: JobTable, rows: Ints) -> Judged:
-        actual = table.wait_s[rows]
+    def _judged(self, forecaster: WaitForecaster, frame: pl.DataFrame, history: JobHistory, rows: Ints) -> Judged:
+        actual = history.table.wait_s[rows]
         odds = {
             f"brier_{seconds}s": brier(frame[column].to_numpy(), actual <= seconds)
             for seconds, column in zip(wait.SOON_S, wait.SOON_COLUMNS, strict=True)
@@ -206,7 +206,7 @@ class WaitTask:
             *wait.SOON_COLUMNS,
         )  # fmt: skip
         return Outcome(
-            self._judged(frame, table, rows), self.baselines(X, history, rows),
+            self._judged(forecaster, frame, history, rows), self.baselines(X, history, rows),
             level_table(frame.select(QUANTILE_COLUMNS).to_numpy(), table.wait_s[rows], QUANTILES),
             pl.concat([named_rows(table, rows), said], how="horizontal"),
         )  # fmt: skip
