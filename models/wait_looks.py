@@ -61,7 +61,9 @@ def looks_at(history: JobHistory, rows: Ints) -> dict[int, Look]:
 
 
 def look_losses(told: WaitForecaster | str, history: JobHistory, rows: Ints) -> dict[str, Floats]:
-    """Losses of a forecaster, or of the baseline of that name, at each look: `brier_600s_after_60s` and so on.
+    """Losses of a forecaster, or of the baseline of that name, at each look.
+
+    `brier_600s_60s` is of the odds of a start within ten minutes, said after one minute of waiting.
 
     Args:
         told: The forecaster, or one of `models.wait.BASELINES`.
@@ -87,6 +89,6 @@ def look_losses(told: WaitForecaster | str, history: JobHistory, rows: Ints) -> 
         for k, seconds in enumerate(SOON_S):
             values[f"brier_{seconds}s"] = brier(odds[:, k], look.left_s <= seconds)
         for name, value in values.items():
-            losses[f"{name}_after_{look_s}s"] = whole = np.full(len(rows), np.nan)
+            losses[f"{name}_{look_s}s"] = whole = np.full(len(rows), np.nan)
             whole[look.places] = value
     return losses

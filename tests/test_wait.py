@@ -130,13 +130,13 @@ def test_looks_in_the_middle_of_waits_are_judged(fitted, kth):
     model, last = look_losses(forecaster, history, rows), look_losses("last", history, rows)
     for look_s in LOOKS_S:
         for seconds in SOON_S:
-            name = f"brier_{seconds}s_after_{look_s}s"
+            name = f"brier_{seconds}s_{look_s}s"
             assert (np.isnan(model[name]) == (waits <= look_s)).all()
             assert np.nanmean(model[name]) < np.nanmean(last[name]), name
-        name = f"below_q95_after_{look_s}s"
+        name = f"below_q95_{look_s}s"
         assert np.nanmean(model[name]) > 0.85
         assert name not in last
-        assert np.nanmean(model[f"mae_log1p_after_{look_s}s"]) < np.nanmean(last[f"mae_log1p_after_{look_s}s"])
+        assert np.nanmean(model[f"mae_log1p_{look_s}s"]) < np.nanmean(last[f"mae_log1p_{look_s}s"])
 
 
 def test_the_odds_of_a_curve_count_all_that_waited_just_so_long():
