@@ -14,6 +14,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from features.job_names import families
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -28,11 +30,13 @@ _INPUTS: dict[str, Any] = {
     "submit_time": pl.Datetime("us", "UTC"), "start_time": pl.Datetime("us", "UTC"),
     "end_time": pl.Datetime("us", "UTC"), "nodes": pl.Int32, "cpus": pl.Int32, "gpus": pl.Int32,
     "memory_mib": pl.Int64, "time_limit_s": pl.Int64, "state": pl.String, "elapsed_s": pl.Int64,
+    "array_job_id": pl.String, "array_task": pl.Int32, "gpu_type": pl.String, "node_features": pl.String,
 }  # fmt: skip
 _SIZE = ("nodes", "cpus", "gpus")
-_FAMILY = pl.col("name").str.to_lowercase().str.replace_all(r"[0-9]+", "#")
+_KIND = ("gpu_type", "node_features")  # as asked for
+_PRINTED = r"^([0-9]+)(?:_([0-9]+)|\[([0-9]+)\])(?:\.|$)"  # 123_4 of Slurm, 123[4] of PBS
 
-# A group is the rows that agree in these; "family" is the job name without its digits.
+# A group is the rows that agree in these; "family" is that of the job's name (`features/job_names.py`).
 GROUPS: dict[str, tuple[str, ...]] = {
     "all": (),
     "user": ("user",),
@@ -43,6 +47,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "shape": ("queue", *_SIZE, "time_limit_s"),
     "queue": ("queue",),
     "size": _SIZE,
+    "account": ("account",),
+    "own_account": ("user", "account"),
+    "kind": ("user", *_SIZE, "time_limit_s", "queue", *_KIND),
+    "array": ("user", "array"),
 }
 
 
@@ -88,6 +96,14 @@ def normalise(jobs: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _part(number: int) -> pl.Expr:
+    """A part of a job id as the scheduler prints that of a task of an array."""
+    return pl.col("job_id").str.extract(_PRINTED, number).cast(pl.Int64 if number > 1 else pl.String, strict=False)
+
+
+_ARRAY = pl.coalesce("array_job_id", _part(1))
+
+
 def _microseconds(frame: pl.DataFrame, name: str) -> Ints:
     return frame[name].to_physical().fill_null(int(NEVER)).to_numpy().astype(np.int64)
 
@@ -131,6 +147,13 @@ class JobTable:
         width = np.where(self.gpus > 0, self.gpus, np.where(self.cpus > 0, self.cpus, self.nodes))
         self.width = np.where(width > 0, width, 1.0)
         self.has_name = frame["name"].is_not_null().to_numpy()
+        told = frame.select(
+            (pl.col("account").is_not_null() & (pl.col("account") != pl.col("user")).fill_null(True)).alias("account"),
+            pl.any_horizontal(pl.col("queue", *_KIND).is_not_null()).alias("kind"),
+            _ARRAY.is_not_null().alias("array"),
+            pl.coalesce("array_task", _part(2), _part(3)).cast(pl.Float64).fill_null(np.nan).alias("task"),
+        )
+        self.has_account, self.has_kind, self.has_array, self.array_task = (part.to_numpy().copy() for part in told)
         self.is_bad = self.is_state(BAD_STATES)
 
     @property
@@ -202,7 +225,10 @@ class JobTable:
         return self._groups[name]
 
     def _hashed(self, name: str) -> Hashes:
-        parts = [_FAMILY if part == "family" else pl.col(part) for part in GROUPS[name]]
+        made = {"array": _ARRAY}
+        if "family" in GROUPS[name]:
+            made["family"] = pl.lit(families(self.frame["name"]))
+        parts = [made.get(part, pl.col(part)) for part in GROUPS[name]]
         if not parts:
             return np.zeros(self.count, dtype=np.uint64)
         text = pl.concat_str([p.cast(pl.String).fill_null("\x00") for p in parts], separator="\x1f")
@@ -211,6 +237,7 @@ class JobTable:
 
 _ARRAYS = (
     "submit", "start", "end", "nodes", "cpus", "gpus", "memory_mib", "limit_s", "width", "has_name", "is_bad",
+    "has_account", "has_kind", "has_array", "array_task",
 )  # fmt: skip
 _DERIVED = ("has_run", "runtime_s", "wait_s", "identity")
 _SPARE = 1.25  # what grows gets so much more room than it needs

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from features.job_history import JobHistory, JobTable
 from features.job_likeness import Likeness, like_jobs
+from features.job_memberships import MEMBER_FEATURES, member_columns, member_groups, prepare
 from features.job_recency import NEWEST_RUNS, STARTED_RUNS, newest_runs, row_mean, started_runs
 
 Floats = NDArray[np.float64]
@@ -47,6 +48,7 @@ FEATURES: tuple[str, ...] = (
     *(f"started_{group}_{name}" for group in _SURVIVAL_GROUPS for name in STARTED_RUNS),
     *(f"kernel_{name}" for name in _KERNEL),
     *(f"chain_{name}" for name in _CHAIN),
+    *MEMBER_FEATURES,
 )
 
 
@@ -101,13 +103,16 @@ def moments_of(table: JobTable, at: datetime | int | Ints | None) -> Ints:
 def feature_matrix(table: JobTable, history: JobHistory, moments: Ints, threads: int = 1) -> NDArray[np.float32]:
     """`job_features` as a matrix of shape (n, len(FEATURES)); the threads change nothing but the time."""
     matrix = np.empty((table.count, len(FEATURES)), dtype=np.float32)
-    groups = {name: table.group(name) for name in {*_RECENCY_GROUPS, *_SURVIVAL_GROUPS}}
+    members = member_groups(table)
+    prepare(history, members)
+    groups = {name: table.group(name) for name in {*_RECENCY_GROUPS, *_SURVIVAL_GROUPS, *members}}
     own = history.own_rows(table)
 
     def fill(first: int) -> None:
         part = slice(first, first + _CHUNK)
         codes = {name: hashes[part] for name, hashes in groups.items()}
         columns = _Asker(table, history, codes, moments[part], own[part], part).all()
+        columns |= member_columns(table, part, history, codes, moments[part], own[part])
         for k, name in enumerate(FEATURES):
             matrix[part, k] = columns[name]
 

@@ -213,7 +213,10 @@ _COLUMNS: tuple[Column, ...] = (
     _c("exit_code", STR, "Exit code and signal, as 0:9"),
     _c("restarts", I32, "How often the job had been requeued before this attempt", "", 0, 1_000_000),
     _c("array_job_id", STR, "Id of the array or heterogeneous job that the job is a part of"),
+    _c("array_task", I32, "Index of the job among the tasks of its array; null for one job", "", 0, 2_000_000_000),
     _c("array_tasks", I32, "Tasks that a pending row of an array stands for; null for one job", "", 0, 10_000_000),
+    _c("gpu_type", STR, "Kind of GPU asked for, as the scheduler names it; null where any will do"),
+    _c("node_features", STR, "Features asked of the nodes, as the scheduler writes them; null where any will do"),
     _c("preempted_by", STR, "Job that took its place; null where nothing tells it"),
     _c("elapsed_s", I64, "Time it ran, without suspensions; null until it ended", "s", 0, 3_155_760_000),
     _c("steps", I32, "Steps that were started within it, batch script not counted", "steps", 0, 2_000_000_000),
@@ -359,7 +362,7 @@ JOB_COLUMNS = (
 # What only some schedulers tell of a job; frames of jobs may lack these.
 JOB_EXTRAS = (
     "exit_code", "restarts", "array_job_id", "array_tasks", "preempted_by", "elapsed_s", "steps", "last_step_state",
-    "last_step_exit_code", "max_rss_bytes",
+    "last_step_exit_code", "max_rss_bytes", "array_task", "gpu_type", "node_features",
 )  # fmt: skip
 # Counters and states of a GPU that change seldom: kept once a minute, apart from the samples.
 GPU_HEALTH = (

@@ -179,6 +179,32 @@ def _siblings(facts: Facts, user: str) -> str:
     return f"no other job by {user} is running"
 
 
+def _array(facts: Facts, _: str) -> str:
+    running = facts["array_running"]
+    running = round(running) if _is_known(running) else 0
+    going = ""
+    if running:
+        longest = duration_words(math.exp(facts["array_elapsed_high"]))
+        going = f"{_counted(running, 'task')} of its array {'has' if running == 1 else 'have'} run for up to {longest}"
+    if not _count(facts["array_count"]):
+        return f"{going}, none has ended" if going else "a task of an array of which none has ended yet"
+    return _newest(facts, "array", "of its array") + (f", {going}" if going else "")
+
+
+def _kind(facts: Facts, user: str) -> str:
+    if _count(facts["kind_count"]):
+        return _newest(facts, "kind", f"of this size on such nodes by {user}")
+    return f"no run of this size on such nodes by {user} has ended yet"
+
+
+def _account(facts: Facts, user: str) -> str:
+    if _count(facts["own_account_count"]):
+        return _newest(facts, "own_account", f"by {user} for this account")
+    if _count(facts["account_count"]):
+        return _newest(facts, "account", "for this account")
+    return "no run for this account has ended yet"
+
+
 def _others(facts: Facts, _: str) -> str:
     for group, whose in (("shape", "of this size and limit by anyone"), ("queue", "in this queue")):
         if _count(facts[f"{group}_count"]):
@@ -211,6 +237,7 @@ def _correction(_: Facts, __: str) -> str:
 
 
 _FACTS: dict[str, Callable[[Facts, str], str]] = {
-    "request": _request, "same": _same, "user": _user, "alike": _alike, "siblings": _siblings, "others": _others,
-    "chain": _chain, "calendar": _calendar, "middle": _middle, "correction": _correction,
+    "request": _request, "same": _same, "user": _user, "alike": _alike, "siblings": _siblings, "array": _array,
+    "kind": _kind, "account": _account, "others": _others, "chain": _chain, "calendar": _calendar,
+    "middle": _middle, "correction": _correction,
 }  # fmt: skip

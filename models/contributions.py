@@ -26,11 +26,13 @@ Floats = NDArray[np.float64]
 Matrix = NDArray[np.float32]
 
 GROUPS = (
-    "request", "same", "user", "alike", "siblings", "others", "chain", "calendar", "middle", "correction",
+    "request", "same", "user", "alike", "siblings", "array", "kind", "account", "others", "chain", "calendar", "middle",
+    "correction",
 )  # fmt: skip
 _BY_PREFIX = {
     "asked": "request", "key": "same", "family": "same", "spec": "same", "user": "user", "kernel": "alike",
     "started": "siblings", "shape": "others", "queue": "others", "all": "others", "chain": "chain",
+    "account": "account", "own": "account", "kind": "kind", "array": "array",
 }  # fmt: skip
 _BY_NAME = {"asked_hour": "calendar", "asked_weekday": "calendar", "chain_last_ran": "user"}
 _AT = {name: k for k, name in enumerate(GROUPS)}

@@ -86,7 +86,9 @@ class Forest:
         if not len(y) or len(X) != len(y):
             raise ValueError(f"a forest of {len(X)} rows of features and {len(y)} targets")
         filled, target = _fill(X), np.ascontiguousarray(y, dtype=np.float64)
-        rows, tried = min(size.rows_per_tree, len(y)), max(1, int(size.feature_share * X.shape[1]))
+        told = telling(filled)
+        filled = filled if len(told) == X.shape[1] else np.ascontiguousarray(filled[:, told])
+        rows, tried = min(size.rows_per_tree, len(y)), max(1, int(size.feature_share * len(told)))
         min_leaf = min(size.min_leaf, max(1, len(y) // 4))
         seeds = np.random.default_rng(seed).integers(0, 2**62, size.trees).tolist()
         with ThreadPoolExecutor(threads) as pool:
@@ -96,6 +98,7 @@ class Forest:
             right[feature < 0] += leaves
             leaves += len(samples)
         feature, threshold, right, samples, leaf_rows = (np.concatenate(parts) for parts in zip(*trees, strict=True))
+        feature = np.where(feature < 0, feature, told[feature]).astype(np.int16)
         roots = np.cumsum([0, *(len(tree[0]) for tree in trees[:-1])])
         return cls(feature, threshold, right, roots.astype(np.int64), samples, leaf_rows)
 
@@ -174,6 +177,12 @@ class Forest:
         held = {name: arrays[f"{prefix}{name}"] for name in _ARRAYS if f"{prefix}{name}" in arrays}
         held.setdefault("leaf_rows", np.ones(len(held["samples"]), dtype=np.int32))  # of models kept before it was
         return cls(*(held[name] for name in _ARRAYS))
+
+
+def telling(X: Matrix) -> NDArray[np.int64]:
+    """Columns that are not the same in all rows: the others could only take turns from them. The first if none is."""
+    varies = np.flatnonzero(X.max(axis=0) > X.min(axis=0))
+    return varies if len(varies) else np.zeros(1, dtype=np.int64)
 
 
 def _fill(X: Matrix) -> Matrix:

@@ -217,10 +217,26 @@ def test_case_43_arrays_and_heterogeneous_jobs() -> None:
     assert sorted(told) == [
         ("123", "123", 10), ("127", "123", None), ("200", "200", None), ("201", "200", None), ("300", None, None),
     ]  # fmt: skip
+    assert {row["job_id"]: row["array_task"] for row in rows if row["array_task"] is not None} == {"127": 4}
     # Without the raw id, the printed one stands; of a pending array without its list.
     text = f"JobID|Submit|State\n123_[5,7-9]|{T0}|PENDING\n123_4|{T0}|COMPLETED\n"
     frame = parse_sacct(text, "a", AT)[0]
     assert sorted(frame.select("job_id", "array_tasks").rows()) == [("123", 4), ("123_4", None)]
+
+
+def test_the_kind_of_node_is_the_one_asked_for() -> None:
+    rows = parse(
+        {"JobIDRaw": "1", "ReqTRES": "cpu=4,gres/gpu:A100=4,gres/gpu=4", "Constraints": "nvlink&ib"},
+        {"JobIDRaw": "2", "ReqTRES": "cpu=4,gres/gpu=4", "AllocTRES": "cpu=4,gres/gpu:a100=4", "Constraints": "(null)"},
+        {"JobIDRaw": "3", "TresPerNode": "gres/gpu:h100:4"},
+        {"JobIDRaw": "4", "TresPerNode": "gres:gpu:v100:2"},
+        {"JobIDRaw": "5", "TresPerJob": "gres/gpu:1g.5gb:1"},
+        {"JobIDRaw": "6", "TresPerNode": "gres/gpu:4"},
+    )
+    assert [(row["job_id"], row["gpu_type"], row["node_features"]) for row in rows] == [
+        ("1", "a100", "nvlink&ib"), ("2", None, None), ("3", "h100", None), ("4", "v100", None), ("5", "1g.5gb", None),
+        ("6", None, None),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def _jobs(count=900, seed=0):
     end = start + pick.integers(0, 40, count) * 600
     frame = pl.DataFrame({
         "job_id": np.arange(count).astype(str), "user": pick.choice(list("abcdefgh"), count),
-        "queue": pick.choice(["long", "short"], count),
+        "queue": pick.choice(["long", "short"], count), "account": pick.choice(["a", "x", "y"], count),
+        "array_job_id": pl.Series(["1", "2", None])[pick.integers(0, 3, count)],
         "name": pl.Series(["train-1", "train-2", "eval", None])[pick.integers(0, 4, count)],
         "nodes": pick.choice([1, 2, 4], count), "cpus": 8, "gpus": pick.choice([0, 8], count),
         "memory_mib": 1024, "time_limit_s": pl.Series([3600, 86_400, None])[pick.integers(0, 3, count)],

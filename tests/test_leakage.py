@@ -50,12 +50,14 @@ def _simulated(jobs=2_500, seed=5):
         free_at[chosen] = begin + run_s
         rows.append({
             "cluster": "sim", "job_id": str(number), "user": f"u{user}", "queue": "gpu" if nodes > 2 else "small",
+            "account": f"a{user % 3}", "array_job_id": str(number // 9) if user > 5 else None,
+            "array_task": number % 9 if user > 5 else None, "gpu_type": "h100" if number % 4 else None,
             "name": f"run{user % 3}-{number}", "nodes": nodes, "cpus": nodes * 64, "gpus": nodes * 8,
             "time_limit_s": limit_s, "state": str(generator.choice(["COMPLETED", "FAILED"], p=[0.8, 0.2])),
             "submit_time": start_of_all + timedelta(seconds=now), "start_time": start_of_all + timedelta(seconds=begin),
             "end_time": start_of_all + timedelta(seconds=begin + run_s),
         })  # fmt: skip
-    return pl.DataFrame(rows).cast(
+    return pl.DataFrame(rows, infer_schema_length=None).cast(
         {name: pl.Datetime("us", "UTC") for name in ("submit_time", "start_time", "end_time")}
     )
 

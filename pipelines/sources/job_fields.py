@@ -36,6 +36,8 @@ _LAST_EPOCH_S = int(_LAST_TIME.timestamp())
 _MOST = 2_000_000_000  # of nodes, CPUs, GPUs: more is an overflow
 _MAX_LIMIT_MIN = 2**32  # what Slurm can hold
 _UNITS_MIB = {"K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30}
+# Texts of GRES that a job asked for; those of what it was given may name a kind that it left open.
+_ASKED_GRES = ("tresperjob", "trespernode", "reqgres")
 # Memory per CPU is kept with the top bit set; some versions print it so.
 _PER_CPU_32, _PER_CPU_64 = 2**31, 2**63
 
@@ -80,6 +82,10 @@ class Fields:
         told = [pl.when(self.text(name) != "0").then(self.text(name)) for name in ("arrayjobid", "hetjobid")]
         return pl.coalesce(self.text("jobid").str.extract(r"^(\d+)[_+]"), *told)
 
+    def array_task(self) -> pl.Expr:
+        """Of `123_4`: 4; null for a job by itself, and for the tasks that still wait in one row."""
+        return _count(self.text("jobid").str.extract(r"^\d+_(\d+)$"))
+
     def array_tasks(self) -> pl.Expr:
         """Tasks that one row stands for: 10 for `123_[1-10%2]`; null for a row of one job, or of an unknown number."""
         body = self.text("jobid").str.extract(r"_\[([^\]%]*)")
@@ -123,6 +129,12 @@ class Fields:
         """Of GRES texts: `gpu:4`, `gpu:a100:4`, `gres:gpu:8`."""
         parts = self.first(*names).str.extract_all(r"gpu(?::[A-Za-z][^:,()]*)?(?::\d+)?")
         return _total(parts.list.eval(_count(pl.element().str.extract(r":(\d+)$").fill_null("1"))))
+
+    def gpu_type(self) -> pl.Expr:
+        """Kind of GPU that was asked for, `a100` of `gres/gpu:a100=4`; never of what was given, which may be chosen."""
+        asked = [self.text(name) for name in ("reqtres", *_ASKED_GRES)]
+        kinds = (r"(?:^|[,:/])gpu:([A-Za-z][^:,()=]*)", r"(?:^|[,:/])gpu:([^:,()=]+)[=:]")
+        return pl.coalesce([text.str.extract(kind) for text in asked for kind in kinds]).str.to_lowercase()
 
     def tres_memory(self) -> pl.Expr:
         return pl.coalesce([_mib(t.str.extract(r"(?:^|,)mem=([0-9.]+[KMGTP]?)")) for t in self._tres_texts()])

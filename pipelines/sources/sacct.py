@@ -195,7 +195,10 @@ def jobs_frame(
         field.exit_code().alias("exit_code"),
         field.count("restarts", "restartcnt").alias("restarts"),
         field.array_job_id().alias("array_job_id"),
+        field.array_task().alias("array_task"),
         field.array_tasks().alias("array_tasks"),
+        field.gpu_type().alias("gpu_type"),
+        field.first("constraints", "feature").alias("node_features"),
         pl.lit(None, dtype=pl.String).alias("preempted_by"),
     )
     frame = frame.hstack(steps)

@@ -32,6 +32,8 @@ def laid_over(known: pl.DataFrame, queue: pl.DataFrame) -> pl.DataFrame:
         "user",
         "account",
         "elapsed_s",
+        "gpu_type",
+        "node_features",
         *STEP_COLUMNS,
     )
     told = known.select(*key, *asked).with_columns(

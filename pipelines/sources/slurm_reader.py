@@ -29,6 +29,7 @@ _QUEUE_FIELDS = {
     "SubmitTime": "Submit", "EligibleTime": "Eligible", "StartTime": "Start", "EndTime": "End", "State": "State",
     "exit_code": "ExitStatus", "RestartCnt": "RestartCnt", "PriorityLong": "Priority", "NumNodes": "NNodes",
     "NumCPUs": "NCPUS", "tres-alloc": "AllocTRES", "tres-per-node": "TresPerNode", "tres-per-job": "TresPerJob",
+    "feature": "Constraints",
     "TimeLimit": "Timelimit", "NodeList": "NodeList", "Reason": "Reason", "Name": "JobName",
 }  # fmt: skip
 _REFUSED = re.compile(r"Invalid job format specification: ([\w-]+)")
@@ -111,7 +112,8 @@ class CommandReader:
         first = start.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
         last = (end.astimezone(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%S")
         array = ("--array",) if self.commands.version() >= _ARRAY_OPTION else ()
-        fields = (*(("Restarts",) if array and self.commands.has_field("Restarts") else ()), *SACCT_FIELDS)
+        more = (*(("Restarts",) if array else ()), "Constraints")
+        fields = (*(name for name in more if self.commands.has_field(name)), *SACCT_FIELDS)
         # --parsable ends each record with the delimiter: names may hold newlines.
         text, at = self.commands.ask(
             "sacct", "--allusers", "--duplicates", *array, "--parsable", f"--delimiter={_FIELD}",

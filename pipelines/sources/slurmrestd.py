@@ -42,7 +42,7 @@ _MAX_ANSWER_BYTES = 2**30  # some 200,000 jobs
 _COLUMNS = (
     "JobIDRaw", "JobID", "User", "Account", "Partition", "Submit", "Eligible", "Start", "End", "State", "ExitCode",
     "ElapsedRaw", "SuspendedRaw", "MaxRSS", "RestartCnt", "NNodes", "ReqCPUS", "NCPUS", "ReqTRES", "AllocTRES",
-    "TresPerNode", "TresPerJob", "TimelimitRaw", "NodeList", "Reason", "JobName",
+    "TresPerNode", "TresPerJob", "TimelimitRaw", "NodeList", "Constraints", "Reason", "JobName",
 )  # fmt: skip
 Version = tuple[int, int, int]
 

@@ -101,6 +101,7 @@ def accounted_fields(job: dict[str, Any]) -> dict[str, str]:
         "ReqTRES": _tres(tres.get("requested")), "AllocTRES": _tres(tres.get("allocated")),
         "TimelimitRaw": _limit(when.get("limit")), "NodeList": word(job.get("nodes")),
         "Reason": word(state.get("reason")), "JobName": word(job.get("name")),
+        "Constraints": word(job.get("constraints")),
     }  # fmt: skip
 
 
@@ -139,6 +140,7 @@ def queued_fields(job: dict[str, Any]) -> dict[str, str]:
         "AllocTRES": word(job.get("tres_alloc_str")) or word(job.get("tres_req_str")),
         "TresPerNode": word(job.get("tres_per_node")), "TresPerJob": word(job.get("tres_per_job")),
         "TimelimitRaw": _limit(job.get("time_limit")), "NodeList": word(job.get("nodes")),
+        "Constraints": word(job.get("features")),
         "Reason": word(job.get("state_reason")), "JobName": word(job.get("name")),
     }  # fmt: skip
 
