@@ -50,6 +50,7 @@ FEATURES: tuple[str, ...] = (
     *(f"chain_{name}" for name in _CHAIN),
     *MEMBER_FEATURES,
 )
+OPTIONAL = slice(len(FEATURES) - len(MEMBER_FEATURES), len(FEATURES))  # a fit leaves out those that say nothing
 
 
 def microseconds(moment: datetime | int) -> int:

@@ -21,6 +21,7 @@ Matrix = NDArray[np.float32]
 LEAF_SAMPLES = 4
 BINS = 4_096  # of the targets' range, for ranks
 STRETCH = 3.0
+NO_COLUMNS = slice(0, 0)
 NEAR = 0.01  # a rank this near to the middle moves by the slope at the middle
 _MISSING = np.float32(-9.0)  # below every logarithm of seconds or counts
 _ARRAYS = ("feature", "threshold", "right", "roots", "samples", "leaf_rows")
@@ -68,7 +69,9 @@ class Forest:
     )
 
     @classmethod
-    def fit(cls, X: Matrix, y: NDArray[Any], size: ForestSize, *, seed: int, threads: int) -> Forest:
+    def fit(
+        cls, X: Matrix, y: NDArray[Any], size: ForestSize, *, seed: int, threads: int, optional: slice = NO_COLUMNS
+    ) -> Forest:  # fmt: skip
         """Grow a forest. The same input and seed give the same forest, whatever the threads.
 
         Args:
@@ -77,6 +80,8 @@ class Forest:
             size: How large it grows.
             seed: Seed of every random choice.
             threads: Threads of the fit.
+            optional: Columns that are left out where they are the same in all rows: they would only take turns from
+                the others, and the forest is then the one that it would be without them.
 
         Raises:
             ValueError: No rows, or shapes do not match.
@@ -86,7 +91,7 @@ class Forest:
         if not len(y) or len(X) != len(y):
             raise ValueError(f"a forest of {len(X)} rows of features and {len(y)} targets")
         filled, target = _fill(X), np.ascontiguousarray(y, dtype=np.float64)
-        told = telling(filled)
+        told = _telling(filled, optional)
         filled = filled if len(told) == X.shape[1] else np.ascontiguousarray(filled[:, told])
         rows, tried = min(size.rows_per_tree, len(y)), max(1, int(size.feature_share * len(told)))
         min_leaf = min(size.min_leaf, max(1, len(y) // 4))
@@ -179,10 +184,11 @@ class Forest:
         return cls(*(held[name] for name in _ARRAYS))
 
 
-def telling(X: Matrix) -> NDArray[np.int64]:
-    """Columns that are not the same in all rows: the others could only take turns from them. The first if none is."""
-    varies = np.flatnonzero(X.max(axis=0) > X.min(axis=0))
-    return varies if len(varies) else np.zeros(1, dtype=np.int64)
+def _telling(X: Matrix, optional: slice) -> NDArray[np.int64]:
+    """Columns that take part: all but the optional ones that are the same in all rows."""
+    takes_part = np.ones(X.shape[1], dtype=bool)
+    takes_part[optional] = X[:, optional].max(axis=0) > X[:, optional].min(axis=0)
+    return np.flatnonzero(takes_part)
 
 
 def _fill(X: Matrix) -> Matrix:

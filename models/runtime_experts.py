@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from features.jobs import OPTIONAL
 from models.contributions import ForestParts, explain_forest
 from models.forest import Forest, ForestSize
 from models.mixture import past_samples
@@ -45,10 +46,10 @@ class Experts:
         usual = float(np.median(limit_log[has_limit])) if has_limit.any() else np.nan
         run = ratio = None
         if ratio_weight is None or ratio_weight < 1 or np.isnan(usual):
-            run = Forest.fit(X, y, size, seed=seed, threads=threads)
+            run = Forest.fit(X, y, size, seed=seed, threads=threads, optional=OPTIONAL)
         if (ratio_weight is None or ratio_weight > 0) and not np.isnan(usual):
             relative = y - np.where(has_limit, limit_log, usual)
-            ratio = Forest.fit(X, relative, size, seed=seed + 1, threads=threads)
+            ratio = Forest.fit(X, relative, size, seed=seed + 1, threads=threads, optional=OPTIONAL)
         return cls(run, ratio, usual, float(np.max(limit_log[has_limit])) if has_limit.any() else np.inf)
 
     def samples(self, X: Matrix, limit_log: Floats) -> list[NDArray[Any]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from features.job_history import JobHistory, JobTable
 from features.job_survivors import survivors
-from features.jobs import feature_matrix
+from features.jobs import OPTIONAL, feature_matrix
 from features.vocabulary import QUANTILES
 from models.curves import MEDIAN, cap, centred, pool, quantile_frame, read_seconds, remaining_s
 from models.forest import Forest, ForestSize
@@ -85,12 +86,13 @@ class LandmarkForests:
         y = np.log(np.maximum(table.runtime_s[rows[job]] - elapsed_s, 1.0))
         trees = max(5, round(TREES * size.trees))
         size = ForestSize(trees, size.min_leaf, size.feature_share, size.rows_per_tree)
-        run, ratio, farthest = Forest.fit(X, y, size, seed=seed, threads=threads), None, np.inf
+        grow = partial(Forest.fit, size=size, threads=threads, optional=OPTIONAL)
+        run, ratio, farthest = grow(X, y, seed=seed), None, np.inf
         to_limit = _to_limit(elapsed_s, there)
         known = np.flatnonzero(~np.isnan(to_limit))
         if len(known) >= MIN_ROWS:
             relative = y[known] - to_limit[known]
-            ratio = Forest.fit(X[known], relative, size, seed=seed + 1, threads=threads)
+            ratio = grow(X[known], relative, seed=seed + 1)
             farthest = float(to_limit[known].max())
         return cls(run, ratio, farthest)
 

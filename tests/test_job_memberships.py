@@ -171,20 +171,23 @@ def test_the_first_rows_may_belong_to_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert parts.tobytes() == np.ascontiguousarray(whole.to_numpy()).tobytes()
 
 
-def test_columns_that_say_nothing_change_no_forest() -> None:
+def test_optional_columns_that_say_nothing_change_no_forest() -> None:
     pick = np.random.default_rng(1)
     X = pick.normal(size=(400, 6)).astype(np.float32)
+    X[:, 5] = 2.0  # says nothing, and takes its turn
     y = X[:, 0] + X[:, 3]
     plain = Forest.fit(X, y, ForestSize(trees=5, feature_share=0.5), seed=1, threads=1)
-    wide = np.full((400, 12), np.nan, dtype=np.float32)
-    wide[:, 1::2], wide[:, 4] = X, 3.0
-    padded = Forest.fit(wide, y, ForestSize(trees=5, feature_share=0.5), seed=1, threads=1)
+    wide = np.concatenate([X[:, :4], np.full((400, 3), np.nan, dtype=np.float32), X[:, 4:]], axis=1)
+    wide[:, 5] = 3.0
+    padded = Forest.fit(wide, y, ForestSize(trees=5, feature_share=0.5), seed=1, threads=1, optional=slice(4, 7))
     assert padded.draw(wide).tobytes() == plain.draw(X).tobytes()
     asked = wide.copy()
-    asked[:, ::2] = 7.0  # what was never seen to matter
+    asked[:, 4:7] = pick.normal(size=(400, 3))  # never seen to matter
     assert padded.draw(asked).tobytes() == plain.draw(X).tobytes()
-    nothing = Forest.fit(np.full((40, 3), np.nan, dtype=np.float32), y[:40], ForestSize(trees=2), seed=1, threads=1)
-    assert nothing.draw(np.zeros((2, 3), dtype=np.float32)).shape == (2, 8)
+    wide[:, 6] = y  # says everything
+    told = Forest.fit(wide, y, ForestSize(trees=5, feature_share=0.5), seed=1, threads=1, optional=slice(4, 7))
+    assert 6 in told.feature
+    assert not {4, 5} & set(told.feature.tolist())
 
 
 @pytest.mark.parametrize(
