@@ -149,7 +149,7 @@ class JobTable:
         self.has_name = frame["name"].is_not_null().to_numpy()
         told = frame.select(
             (pl.col("account").is_not_null() & (pl.col("account") != pl.col("user")).fill_null(True)).alias("account"),
-            pl.any_horizontal(pl.col("queue", *_KIND).is_not_null()).alias("kind"),
+            pl.any_horizontal(pl.col(*_KIND).is_not_null()).alias("kind"),
             _ARRAY.is_not_null().alias("array"),
             pl.coalesce("array_task", _part(2), _part(3)).cast(pl.Float64).fill_null(np.nan).alias("task"),
         )

@@ -105,7 +105,7 @@ def by_id(jobs: pl.DataFrame) -> dict[str, dict[str, Any]]:
 def test_history_is_what_slurm_recorded(scene: Scene) -> None:
     source = build(scene.slurm)
     jobs = source.fetch_jobs(scene.began, scene.ended)
-    assert source.commands.calls == 3  # sacct's version, sacct, squeue
+    assert source.commands.calls == 4  # sacct's version and its fields, sacct, squeue
     assert source.warnings == []
     assert conform(jobs, "raw_jobs").equals(jobs)
     rows = by_id(jobs)
