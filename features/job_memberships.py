@@ -11,27 +11,29 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from features.compiled import compiled
 from features.job_history import JobHistory, JobTable
-from features.job_started import SURVIVAL, started_columns
+from features.job_recency import NEWEST_RUNS, STARTED_RUNS, newest_runs, started_runs
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]
 
-LOOKED_AT = 20  # newest ended jobs of a group
-_RECENT = ("last1", "last2", "median", "count", "age", "bad")
-_GROUPS = ("account", "own_account", "kind", "array")
+LOOKED_AT = 20  # newest ended, and newest started, jobs of a group
+# Few of each: the more there are of one sort, the fewer turns the others get in a forest.
+_RECENT: dict[str, tuple[str, ...]] = {
+    "account": ("median", "count"), "own_account": ("last1", "median", "age"), "kind": ("last1", "median", "count"),
+    "array": ("last1", "median", "count"),
+}  # fmt: skip
 MEMBER_FEATURES: tuple[str, ...] = (
-    *(f"{group}_{name}" for group in _GROUPS for name in _RECENT),
-    *(f"array_{name}" for name in SURVIVAL), "array_task",
+    *(f"{group}_{name}" for group, names in _RECENT.items() for name in names),
+    *(f"array_{name}" for name in STARTED_RUNS), "array_task",
 )  # fmt: skip
 
 
 def member_groups(table: JobTable) -> tuple[str, ...]:
     """Groups that some of the jobs belong to."""
-    return tuple(group for group in _GROUPS if _members(table, group).any())
+    return tuple(group for group in _RECENT if _members(table, group).any())
 
 
 def prepare(history: JobHistory, groups: tuple[str, ...]) -> None:
@@ -57,14 +59,14 @@ def member_columns(
     """
     out = dict.fromkeys(MEMBER_FEATURES, np.full(len(moments), np.nan))
     out["array_task"] = np.log1p(table.array_task[part])
-    for group in _GROUPS:
+    for group in _RECENT:
         which = np.flatnonzero(_members(table, group)[part])
         if not len(which):
             continue
         hashes, then = groups[group][which], moments[which]
-        found = dict(zip(_RECENT, _ended(history, group, hashes, then), strict=True))
+        found = _ended(history, group, hashes, then)
         if group == "array":
-            found |= started_columns(history, group, hashes, then, own[which])
+            found |= dict(zip(STARTED_RUNS, _siblings(history, hashes, then, own[which]), strict=True))
         for name, values in found.items():
             column = np.full(len(moments), np.nan)
             column[which] = values
@@ -76,33 +78,19 @@ def _members(table: JobTable, group: str) -> Bools:
     return {"kind": table.has_kind, "array": table.has_array}.get(group, table.has_account)
 
 
-def _ended(history: JobHistory, group: str, hashes: Hashes, moments: Ints) -> Floats:
-    """Rows `_RECENT` of each group's newest ended jobs, shape (6, n)."""
-    index = history.index(group, "run")
+def _ended(history: JobHistory, group: str, hashes: Hashes, moments: Ints) -> dict[str, Floats]:
+    """Columns of `_RECENT` of each group's newest ended jobs, each of shape (n,)."""
+    index, table = history.index(group, "run"), history.table
     first, last = index.before(hashes, moments)
-    out = np.full((len(_RECENT), len(moments)), np.nan)
-    table = history.table
-    _newest(index.rows, first, last, history.log_runtime, table.end, table.is_bad, moments, out)
-    return out
+    runs, newest = newest_runs(index.rows, first, last, history.log_runtime, table.is_bad, LOOKED_AT)
+    of = dict(zip(NEWEST_RUNS, runs.T, strict=True))
+    age_s = np.where(last > first, (moments - table.end[newest]) / 1e6, np.nan)
+    told = {"last1": of["last"], "median": of["median"], "count": np.log1p(last - first), "age": np.log1p(age_s)}
+    return {name: told[name] for name in _RECENT[group]}
 
 
-@compiled
-def _newest(
-    laid: Ints, first: Ints, last: Ints, log_runtime: Floats, end: Ints, is_bad: Bools, moments: Ints, out: Floats
-) -> None:
-    for i in range(len(first)):
-        found = min(LOOKED_AT, last[i] - first[i])
-        out[3, i] = np.log1p(last[i] - first[i])
-        if found <= 0:
-            continue
-        values, bad = np.empty(found), 0.0
-        for k in range(found):
-            row = laid[last[i] - 1 - k]
-            values[k] = log_runtime[row]
-            bad += is_bad[row]
-        out[0, i] = values[0]
-        out[1, i] = np.log((np.exp(values[0]) + np.exp(values[min(1, found - 1)])) / 2)
-        values.sort()
-        out[2, i] = (values[(found - 1) // 2] + values[found // 2]) / 2
-        out[4, i] = np.log1p((moments[i] - end[laid[last[i] - 1]]) / 1e6)
-        out[5, i] = bad / found
+def _siblings(history: JobHistory, hashes: Hashes, moments: Ints, own: Ints) -> Floats:
+    """`STARTED_RUNS` of the array's newest started tasks, shape (6, n)."""
+    index, table = history.index("array", "start"), history.table
+    first, last = index.before(hashes, moments)
+    return started_runs(index.rows, first, last, own, moments, table.start, table.end, LOOKED_AT).T

@@ -198,10 +198,11 @@ def _kind(facts: Facts, user: str) -> str:
 
 
 def _account(facts: Facts, user: str) -> str:
-    if _count(facts["own_account_count"]):
-        return _newest(facts, "own_account", f"by {user} for this account")
-    if _count(facts["account_count"]):
-        return _newest(facts, "account", "for this account")
+    if _is_known(facts["own_account_median"]):
+        newest, median = (duration_words(math.exp(facts[f"own_account_{name}"])) for name in ("last1", "median"))
+        return f"runs by {user} for this account took {median}, the newest {newest}"
+    if _is_known(facts["account_median"]):
+        return f"runs for this account took {duration_words(math.exp(facts['account_median']))}"
     return "no run for this account has ended yet"
 
 

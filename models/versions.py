@@ -26,8 +26,8 @@ _FORESTS = ("models.forest", "models.curves", "models.calibration")
 MODULES = {
     "runtime": (
         "models.runtime", "models.runtime_experts", "models.runtime_choice", "models.mixture", "models.recency",
-        "models.time_left", *_FORESTS, "features.jobs", "features.job_likeness", "features.job_survivors",
-        "features.queue_state",
+        "models.time_left", *_FORESTS, "features.jobs", "features.job_memberships", "features.job_likeness",
+        "features.job_survivors", "features.queue_state",
     ),
     "wait": (
         "models.wait", "models.wait_leaves", "models.wait_odds", "models.wait_points", *_FORESTS,

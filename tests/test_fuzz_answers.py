@@ -423,7 +423,7 @@ class Says:
 
 _QUEUED = [
     "7", "7", "ada", "lab", "gpu", str(EPOCH), str(EPOCH), str(EPOCH), "N/A", "RUNNING", "0", "0", "42", "2", "16",
-    "cpu=16,mem=64G,gres/gpu=8", "gres:gpu:4", "N/A", "1-00:00:00", "n[1-2]", "None", "name with\nlines",
+    "cpu=16,mem=64G,gres/gpu=8", "gres:gpu:4", "N/A", "(null)", "1-00:00:00", "n[1-2]", "None", "name with\nlines",
 ]  # fmt: skip
 SQUEUE = "\x1f".join(_QUEUED) + "\x1e\n"
 
