@@ -22,7 +22,7 @@ Hashes = NDArray[np.uint64]
 LOOKED_AT = 20  # newest ended, and newest started, jobs of a group
 # Few of each: the more there are of one sort, the fewer turns the others get in a forest.
 _RECENT: dict[str, tuple[str, ...]] = {
-    "account": ("median", "count"), "own_account": ("last1", "median", "age"), "kind": ("last1", "median", "count"),
+    "account": ("median", "count"), "own_account": ("last1", "median"), "kind": ("last1", "median", "count"),
     "array": ("last1", "median", "count"),
 }  # fmt: skip
 MEMBER_FEATURES: tuple[str, ...] = (
@@ -82,10 +82,9 @@ def _ended(history: JobHistory, group: str, hashes: Hashes, moments: Ints) -> di
     """Columns of `_RECENT` of each group's newest ended jobs, each of shape (n,)."""
     index, table = history.index(group, "run"), history.table
     first, last = index.before(hashes, moments)
-    runs, newest = newest_runs(index.rows, first, last, history.log_runtime, table.is_bad, LOOKED_AT)
+    runs, _ = newest_runs(index.rows, first, last, history.log_runtime, table.is_bad, LOOKED_AT)
     of = dict(zip(NEWEST_RUNS, runs.T, strict=True))
-    age_s = np.where(last > first, (moments - table.end[newest]) / 1e6, np.nan)
-    told = {"last1": of["last"], "median": of["median"], "count": np.log1p(last - first), "age": np.log1p(age_s)}
+    told = {"last1": of["last"], "median": of["median"], "count": np.log1p(last - first)}
     return {name: told[name] for name in _RECENT[group]}
 
 
