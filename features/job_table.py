@@ -177,6 +177,7 @@ class JobTable:
         """
         self.count = max(self.count, int(at.max(initial=-1)) + 1)
         self._newer.append((at, newer.frame))
+        self.__dict__.pop("_family", None)
         for name in (*_ARRAYS, *(name for name in _DERIVED if name in self.__dict__)):
             self.__dict__[name] = grown(self._room, name, self.__dict__[name], at, getattr(newer, name))
         for name in self._groups:
@@ -224,10 +225,14 @@ class JobTable:
             self._groups[name] = self._hashed(name)
         return self._groups[name]
 
+    @cached_property
+    def _family(self) -> pl.Series:
+        return families(self.frame["name"])
+
     def _hashed(self, name: str) -> Hashes:
         made = {"array": _ARRAY}
         if "family" in GROUPS[name]:
-            made["family"] = pl.lit(families(self.frame["name"]))
+            made["family"] = pl.lit(self._family)
         parts = [made.get(part, pl.col(part)) for part in GROUPS[name]]
         if not parts:
             return np.zeros(self.count, dtype=np.uint64)
