@@ -120,7 +120,11 @@ def test_files_bring_the_same_contributions_back_and_older_files_still_explain(f
 @pytest.mark.traces
 def test_no_jobs_have_no_contributions(forecaster):
     curves, told = forecaster.explained(np.empty((0, len(FEATURES)), dtype=np.float32), np.empty(0))
-    assert (len(curves), told.parts.shape, in_words(told, np.empty((0, len(FEATURES))), [])) == (0, (0, 10), [])
+    assert (len(curves), told.parts.shape, in_words(told, np.empty((0, len(FEATURES))), [])) == (
+        0,
+        (0, len(GROUPS)),
+        [],
+    )
 
 
 def test_a_forest_lays_the_move_to_the_feature_that_makes_it():
