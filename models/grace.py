@@ -8,7 +8,7 @@ reaches the limit; not how likely a job is to reach it (`models/runtime.py`), an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ Floats = NDArray[np.float64]
 
 MIN_ROWS = 20  # fewer released jobs that reached their limit tell nothing
 NEWEST = 500  # of those, as kill waits are changed by whoever runs the cluster
+KILLED_S = (
+    120.0  # longer than a kill takes: the job was let run on, for which a short request says less than a long one
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,11 @@ class Grace:
 
     Attributes:
         overruns_s: Runtime − limit, s, rising, shape (k,); empty where too few jobs reached their limit.
+        shares: (Runtime − limit) ÷ limit, rising, shape (k,); empty: not kept.
     """
 
     overruns_s: Floats
+    shares: Floats = field(default_factory=lambda: np.empty(0))
 
     @classmethod
     def none(cls) -> Grace:
@@ -49,18 +54,30 @@ class Grace:
         if len(reached) < MIN_ROWS:
             return cls.none()
         newest = reached[np.argsort(end[reached], kind="stable")[-NEWEST:]]
-        return cls(np.sort(runtime_s[newest] - limit_s[newest]))
+        overruns_s = runtime_s[newest] - limit_s[newest]
+        return cls(np.sort(overruns_s), np.sort(overruns_s / np.maximum(limit_s[newest], 1.0)))
 
     @property
     def is_known(self) -> bool:
         return len(self.overruns_s) > 0
 
-    def quantile_s(self, level: Floats) -> Floats:
-        """Time past the limit at levels, s; any shape."""
-        at = (np.arange(len(self.overruns_s)) + 0.5) / len(self.overruns_s)
-        return np.interp(level, at, self.overruns_s)
+    def quantile_s(self, level: Floats, limit_s: Floats | None = None) -> Floats:
+        """Time past the limit at levels, s.
 
-    def past_limit(self, curves: Floats, limit_s: Floats, first: int = MEDIAN + 1) -> Floats:
+        Args:
+            level: Any shape.
+            limit_s: Of a shape that goes with it: beyond `KILLED_S`, no farther than the same level of the overruns as
+                shares of their limits. None: seconds alone count.
+        """
+        at = (np.arange(len(self.overruns_s)) + 0.5) / len(self.overruns_s)
+        over_s = np.interp(level, at, self.overruns_s)
+        if limit_s is None or not len(self.shares):
+            return over_s
+        return np.minimum(over_s, np.maximum(np.interp(level, at, self.shares) * limit_s, KILLED_S))
+
+    def past_limit(
+        self, curves: Floats, limit_s: Floats, first: int = MEDIAN + 1, whole_s: Floats | None = None
+    ) -> Floats:
         """Curves whose levels from `first` on go past the limit where they reach it, as far as runs did.
 
         The levels at the limit are those of jobs that reach it: their share of the overruns is spread over them. The
@@ -70,6 +87,7 @@ class Grace:
             curves: ln(seconds), shape (n, len(LEVELS)).
             limit_s: Shape (n,), NaN: none.
             first: Index into LEVELS.
+            whole_s: The limits of the whole runs where `limit_s` is what is left of them, shape (n,).
 
         Returns:
             Shape (n, len(LEVELS)); never falling along a row.
@@ -83,7 +101,8 @@ class Grace:
         edges = np.concatenate([[0.0], LEVELS])
         reached = (edges[below] + LEVELS[below]) / 2  # the level lies between the last below and the first at the limit
         share = (LEVELS - reached[:, None]) / (1 - reached[:, None])
-        over = np.log(np.exp(top[rows])[:, None] + self.quantile_s(share))
+        of_s = (limit_s if whole_s is None else whole_s)[rows, None]
+        over = np.log(np.exp(top[rows])[:, None] + self.quantile_s(share, of_s))
         is_over = np.arange(len(LEVELS)) >= np.maximum(below, first)[:, None]
         out[rows] = np.where(is_over, over, out[rows])
         return out

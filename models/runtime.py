@@ -245,7 +245,7 @@ class RuntimeForecaster:
         for name, forest in (("run", self.experts.run), ("ratio", self.experts.ratio)):
             arrays |= forest.to_arrays(f"{name}_") if forest else {}
         arrays |= self.landmarks.to_arrays("left_") if self.landmarks else {}
-        arrays["grace"] = self.grace.overruns_s
+        arrays |= {"grace": self.grace.overruns_s, "grace_shares": self.grace.shares}
         described = {
             "features": list(FEATURES), "mix": asdict(self.mix), "is_recency": self.is_recency.tolist(),
             "is_snapped": self.is_snapped, "centre": self.centre,
@@ -277,7 +277,8 @@ class RuntimeForecaster:
             KeyedRecency.from_json(described["recency"]), np.asarray(described["is_recency"], dtype=bool),
             Conformal.from_arrays(arrays, "conformal_"), described["is_snapped"],
             described.get("centre", -1), described["facts"], described.get("usual_log"),
-            LandmarkForests.from_arrays(arrays, "left_"), Grace(arrays.get("grace", np.empty(0))),
+            LandmarkForests.from_arrays(arrays, "left_"),
+            Grace(arrays.get("grace", np.empty(0)), arrays.get("grace_shares", np.empty(0))),
         )  # fmt: skip
 
 

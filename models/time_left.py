@@ -174,7 +174,8 @@ def _within_s(
         shares.append(np.where(is_there, of_forests / np.maximum(np.sum(there, axis=0), 1), 0.0))
     ends = limit_s[rows] - elapsed_s[rows]
     ends = np.where(ends > 0, ends, np.nan)
-    mixed = _snapped(grace.past_limit(pool(parts, shares), ends, first=0), whole_s[rows] - elapsed_s[rows, None])
+    ended = grace.past_limit(pool(parts, shares), ends, first=0, whole_s=limit_s[rows])
+    mixed = _snapped(ended, whole_s[rows] - elapsed_s[rows, None])
     out[rows] = read_seconds(mixed, levels, ends)
     return out
 

@@ -40,6 +40,15 @@ class StartOdds:
     text: str
     classes: tuple[int, ...]
 
+    def check(self) -> None:
+        """Parse the trees, so that text of another release is found when it is read and not at the first forecast.
+
+        Raises:
+            lightgbm.basic.LightGBMError: LightGBM cannot read it.
+        """
+        if self.text:
+            booster_of(self.text)
+
     @classmethod
     def fit(cls, X: Matrix, waits: Floats, ages_days: Floats, *, seed: int) -> StartOdds:
         """Learn from outcomes.

@@ -82,6 +82,7 @@ class WaitTrees:
         boosted = None
         if "boosted_classes" in described:
             boosted = StartOdds(files["wait_odds.txt"].decode(), tuple(described["boosted_classes"]))
+            boosted.check()
         return cls(
             Forest.from_arrays(arrays, "forest_"), Leaves.from_arrays(arrays, "leaves_"), boosted,
             float(described.get("trust", 0.0)),

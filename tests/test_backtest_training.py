@@ -173,7 +173,8 @@ def test_champions_speak_and_a_damaged_one_gives_way(kth, at, tmp_path, caplog):
         champions, pl.DataFrame({"user": ["7"], "cpus": [4], "time_limit_s": [600]}), live, at
     )
     assert version == names["runtime"]
-    assert quantiles["q95_s"][0] <= 600
+    assert quantiles["q50_s"][0] <= 600
+    assert quantiles["q95_s"][0] <= 1_200, "a short limit is passed by no more than its share"
 
     path = tmp_path / "runtime" / names["runtime"] / "runtime.npz"
     path.write_bytes(path.read_bytes()[:-10])

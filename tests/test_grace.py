@@ -158,3 +158,17 @@ def test_outcomes_on_the_ends_of_an_interval_count_as_inside_with_a_tick():
         inside[tick_s] = ((np.exp(actual) >= low - 0.5) & (np.exp(actual) <= high + 0.5)).mean()
     assert inside[0.0] > 0.84
     assert inside[0.5] == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_short_limit_is_passed_by_no_more_than_its_share_and_a_kill_takes_as_long_whatever_the_limit():
+    limit_s = np.full(40, 36_000.0)
+    runtime_s = limit_s + np.where(np.arange(40) % 4 == 0, 18_000.0, 30.0)  # one in four was let run on by half
+    grace = Grace.fit(runtime_s, limit_s, np.arange(40))
+    reaches = np.full((3, len(LEVELS)), np.log(1e6))
+    limits = np.array([600.0, 36_000.0, 360_000.0])
+    over_s = np.exp(grace.past_limit(reaches, limits)) - limits[:, None]
+    assert over_s[:, -1] == pytest.approx([300.0, 18_000.0, 18_000.0])
+    at_half = MEDIAN + 1
+    assert over_s[:, at_half] == pytest.approx([30.0] * 3)
+    seconds_alone = Grace(grace.overruns_s).past_limit(reaches, limits)
+    assert np.exp(seconds_alone[0, -1]) == pytest.approx(18_600.0), "models kept before shares were"
