@@ -147,6 +147,20 @@ def test_twice_next_to_nothing_is_nothing():
     assert not decide(losses, losses, blocks, same_configuration=True, held=[held]).promote
 
 
+def test_what_is_held_is_added_up_in_one_order_whatever_the_names():
+    """Sums of floats depend on their order, and a set of names comes in another one in every process."""
+    losses, blocks = _losses()
+    drawn = np.random.default_rng(5)
+    champion = [losses * 10.0 ** drawn.uniform(0, 8) * drawn.uniform(0.5, 1, len(losses)) for _ in range(6)]
+    challenger = [part * drawn.uniform(0.5, 2, len(losses)) for part in champion]
+    ratios = set()
+    for number in range(30):
+        names = [f"{number}.{k}" for k in range(6)]
+        held = Held("x", dict(zip(names, champion, strict=True)), dict(zip(names, challenger, strict=True)))
+        ratios.add(held.ratio(blocks, draws=2, seed=1))
+    assert len(ratios) == 1
+
+
 def _idle_waits(rows=4_000, zero=0.914, seed=0):
     """Waits of an idle cluster, most of them none at all, and the quantiles that are right for them."""
     drawn = np.random.default_rng(seed)
