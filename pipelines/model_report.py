@@ -98,12 +98,13 @@ def _described(card: Mapping[str, Any]) -> Iterator[str]:
 def _figures(metrics: list[Mapping[str, Any]]) -> Iterator[str]:
     """Each figure of the model beside that of the baseline with the best ratio."""
     own = {item["metric"]: item for item in metrics if not item["baseline"]}
-    ratios = {
-        i["baseline"]: i["value"] for i in metrics if i["metric"].endswith("_ratio") and i["baseline"] and i["value"]
-    }
-    best = max(ratios, key=lambda name: ratios[name]) if ratios else ""
+    ratios = [item for item in metrics if item["metric"].endswith("_ratio") and item["baseline"] and item["value"]]
+    deciding = [
+        item for item in ratios if item["metric"] == ratios[0]["metric"]
+    ]  # that of the primary loss comes first
+    ratio = max(deciding, key=lambda item: item["value"], default=None)
+    best = ratio["baseline"] if ratio else ""
     other = {item["metric"]: item for item in metrics if item["baseline"] == best}
-    ratio = next((item for name, item in other.items() if name.endswith("_ratio")), None)
     if ratio is not None:
         yield f"loss ÷ that of the best baseline, {best}: {_figure(ratio)}"
     names = [name for name in own | other if not name.endswith("_ratio")]

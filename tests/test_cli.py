@@ -230,6 +230,7 @@ def test_a_card_is_told_in_words_and_an_operators_deed_is_his(run, tmp_path):
     figures = [
         ("male", "", 0.84, 0.8, 0.9), ("male", "last2_key", 1.2, None, None), ("male", "limit", 2.0, None, None),
         ("male_ratio", "last2_key", 0.7, 0.66, 0.75), ("male_ratio", "limit", 0.42, None, None),
+        ("pinball_10_50_90_ratio", "quantiles_key", 0.9, None, None),  # of another loss: no rival of the first
         ("remaining_male_60s", "", 0.62, None, None),
     ]  # fmt: skip
     card = {
