@@ -69,19 +69,16 @@ def sentences(report: BacktestReport) -> list[str]:
 
 def low_parts(report: BacktestReport) -> list[str]:
     """Parts of `LOW_ROWS` jobs or more whose 80 % interval holds fewer than `LOW_COVERAGE`, worst first."""
-    covered = [s for s in [*report.scores, *report.strata] if (s.measure, s.baseline) == ("coverage_80", "") and s.part]
-    if not covered:
-        return []
-    low = [s for s in covered if s.count >= LOW_ROWS and s.interval.value < LOW_COVERAGE]
-    if not low:
-        large = [s for s in covered if s.count >= LOW_ROWS]
-        return [f"the 80 % interval holds at least .70 in each of {len(large)} parts of {LOW_ROWS} jobs or more"]
-    low.sort(key=lambda s: s.interval.value)
-    named = [
-        f"{', '.join(words)} {s.interval.value:.3f} of {s.count:,}"
-        for s in low
-        if (words := [*([part_words(s.part)] if s.part else []), *_after(s)])
+    large = [
+        s for s in report.strata if (s.measure, s.baseline) == ("coverage_80", "") and s.part and s.count >= LOW_ROWS
     ]
+    if not large:
+        return []
+    low = sorted((s for s in large if s.interval.value < LOW_COVERAGE), key=lambda s: s.interval.value)
+    if not low:
+        parts = "the one part" if len(large) == 1 else f"each of {len(large)} parts"
+        return [f"the 80 % interval holds at least .70 in {parts} of {LOW_ROWS} jobs or more"]
+    named = [f"{', '.join([part_words(s.part), *_after(s)])} {s.interval.value:.3f} of {s.count:,}" for s in low]
     chosen = " (parts by how long jobs ran are chosen by the outcome: the longest lie above their intervals)"
     why = chosen if any(s.part.startswith("ran_") for s in low) else ""
     return [

@@ -173,7 +173,9 @@ def test_weak_parts_are_told():
         "of 300; limit over 12 h 0.684 of 1,234"
     )
     report = BacktestReport("runtime", START, START, 900, 1, "limit", [], [], strata=strata[:1])
-    assert low_parts(report) == ["the 80 % interval holds at least .70 in each of 1 parts of 300 jobs or more"]
+    assert low_parts(report) == ["the 80 % interval holds at least .70 in the one part of 300 jobs or more"]
+    small = BacktestReport("runtime", START, START, 900, 1, "limit", [], [], strata=[covered("new", 0.2, 299)])
+    assert low_parts(small) == [], "of small parts nothing is said"
 
 
 def test_cards_from_before_time_left_was_its_own_task_still_make_one():
