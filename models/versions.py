@@ -15,6 +15,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 # Raise a version by one in the change that lets the same jobs, seed and numbers give other forecasts: another loss or
 # rule, another meaning of a feature. Not for what leaves them as they were: speed, words, files laid out anew.
 # `tests/test_versions.py` holds forecasts of a fixed history: where it fails, either the change was not meant to move
@@ -22,25 +24,28 @@ from typing import Any
 VERSIONS = {"runtime": 1, "wait": 2, "job_failure": 1, "node_failure": 1, "bottleneck": 1}
 
 # Modules whose numbers make the forecasts of a task; those it is read from (`configuration()`) need not stand here.
-_FORESTS = ("models.forest", "models.curves", "models.calibration")
+_FORESTS = ("models.forest", "models.trees", "models.curves", "models.calibration")
+_OF_JOBS = (
+    "features.jobs", "features.job_memberships", "features.job_likeness", "features.job_recency", "features.job_table",
+)  # fmt: skip
 MODULES = {
     "runtime": (
         "models.runtime", "models.runtime_experts", "models.runtime_choice", "models.mixture", "models.recency",
-        "models.time_left", *_FORESTS, "features.jobs", "features.job_memberships", "features.job_likeness",
-        "features.job_survivors", "features.queue_state",
+        "models.time_left", "models.grace", *_FORESTS, *_OF_JOBS, "features.job_survivors",
     ),
     "wait": (
-        "models.wait", "models.wait_leaves", "models.wait_odds", "models.wait_points", *_FORESTS,
-        "features.job_queue", "features.recent_waits", "features.queue_plan", "features.queue_state",
+        "models.wait", "models.wait_leaves", "models.wait_odds", "models.wait_points", "models.boosting", *_FORESTS,
+        "features.job_table", "features.job_queue", "features.recent_waits", "features.queue_plan",
+        "features.queue_state",
     ),
     "job_failure": (
-        "models.failure", "models.failure_kinds", "models.failure_running", "models.calibration",
-        "features.job_outcomes",
+        "models.failure", "models.failure_kinds", "models.failure_running", "models.boosting", "models.calibration",
+        *_OF_JOBS, "features.job_outcomes",
     ),
     "node_failure": ("models.node_failure", "models.fault_history"),
     "bottleneck": ("models.bottleneck", "models.onsets"),
 }  # fmt: skip
-_OF_SPEED = ("_CHUNK", "_ROWS")  # how much is worked on at a time
+_OF_SPEED = ("_CHUNK", "_ROWS", "_AT_ONCE", "_SPARE", "_KNOWN", "_KEPT")  # worked on at a time, or kept ready
 
 
 def full_configuration(task: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,9 +64,19 @@ def _numbers(task: str) -> dict[str, Any]:
     found = {}
     for module in MODULES[task]:
         for name, value in vars(importlib.import_module(module)).items():
-            if name.isupper() and name not in _OF_SPEED and _is_number(value):
-                found[f"{module.rsplit('.', 1)[-1]}.{name}"] = value
+            if name.isupper() and name not in _OF_SPEED and (told := _told(value)) is not None:
+                found[f"{module.rsplit('.', 1)[-1]}.{name}"] = told
     return found
+
+
+def _told(value: Any) -> Any:
+    """A constant as JSON holds it: a number, several, or named ones; None where it is something else."""
+    if isinstance(value, np.ndarray):  # rounded, as processors differ in the last bits of a logarithm
+        return np.round(value, 9).tolist() if value.dtype.kind in "fiu" else None
+    if isinstance(value, Mapping):
+        is_plain = all(isinstance(item, str | int | float) for item in value.values())
+        return dict(value) if is_plain and any(_is_number(item) for item in value.values()) else None
+    return value if _is_number(value) else None
 
 
 def _is_number(value: Any) -> bool:

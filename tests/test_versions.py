@@ -3,6 +3,7 @@
 `python -m tests.test_versions` writes the record anew, after a version was raised (or before the first release of one).
 """
 
+import importlib
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -144,6 +145,38 @@ def test_a_share_changed_in_the_code_makes_another_configuration_and_is_named(mo
     trusted = wait_leaves.SOON_TRUST
     monkeypatch.setattr(wait_leaves, "SOON_TRUST", 0.5)
     assert what_changed("wait", card, configuration) == f"numbers wait_leaves.SOON_TRUST {trusted} → 0.5"
+
+
+@pytest.mark.parametrize(
+    ("task", "module", "name"),
+    [
+        ("runtime", "models.grace", "KILLED_S"), ("runtime", "models.trees", "JUDGES"),
+        ("runtime", "features.job_recency", "_SAME"), ("runtime", "features.job_likeness", "GAP_WEIGHTS"),
+        ("wait", "models.trees", "JUDGES"), ("wait", "models.wait_odds", "_PARAMETERS"),
+        ("wait", "models.boosting", "_DEFAULTS"), ("job_failure", "models.boosting", "_ODDS"),
+        ("job_failure", "features.jobs", "STARTED"), ("job_failure", "features.job_likeness", "NEIGHBOURS"),
+        ("job_failure", "features.job_memberships", "LOOKED_AT"),
+    ],
+)  # fmt: skip
+def test_whatever_number_a_forecast_is_made_by_makes_another_configuration(monkeypatch, task, module, name):
+    before = configuration_id(task, {})
+    value = getattr(importlib.import_module(module), name)
+    is_named = isinstance(value, dict)
+    halved = {key: v / 2 if isinstance(v, float) else v for key, v in value.items()} if is_named else value / 2
+    monkeypatch.setattr(f"{module}.{name}", halved)
+    assert configuration_id(task, {}) != before
+
+
+def test_what_only_makes_it_faster_makes_no_other_configuration(monkeypatch):
+    before = {task: configuration_id(task, {}) for task in VERSIONS}
+    for name in (
+        "models.trees._AT_ONCE",
+        "features.queue_state._KNOWN",
+        "features.jobs._CHUNK",
+        "models.boosting._KEPT",
+    ):
+        monkeypatch.setattr(name, 3)
+    assert {task: configuration_id(task, {}) for task in VERSIONS} == before
 
 
 def test_a_version_alone_makes_another_configuration(monkeypatch):
