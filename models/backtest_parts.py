@@ -1,7 +1,7 @@
 """Parts of the jobs that a backtest tells apart, and the spread of jobs that nothing tells apart.
 
-Here belong who is in which part and what the siblings of a job say; not the figures of the parts (`models/backtest.py`)
-and not their names in words (`models/backtest_words.py`).
+Here belong who is in which part and what the siblings of a job say; not the figures of the parts
+(`models/backtest_figures.py`) and not their names in words (`models/backtest_words.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.job_history import JobHistory, JobTable
+from features.job_recency import row_quantile
 from models.recency import STRATA
 
 Floats = NDArray[np.float64]
@@ -95,5 +96,5 @@ def sibling_medians_s(table: JobTable, rows: Ints) -> Floats:
         near[:-step, 2 * step - 1] = np.where(is_sibling, run_s[step:], np.nan)
     has = (~np.isnan(near)).sum(axis=1) >= MIN_SIBLINGS
     found = np.full(len(rows), np.nan)
-    found[order[has]] = np.nanmedian(near[has], axis=1)
+    found[order[has]] = row_quantile(near[has], 0.5)
     return found

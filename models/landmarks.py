@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.job_history import JobHistory, JobTable
+from features.job_recency import row_quantiles
 from features.jobs import feature_matrix
 from models import recency
 from models.runtime import RuntimeForecaster
@@ -129,6 +130,6 @@ def conditional_left(at: Landmark, history: JobHistory, narrowest: str = "user")
         runs = np.where(runs > at.elapsed_s, runs - at.elapsed_s, np.nan)
         some = ~np.isnan(runs).all(axis=1)
         if some.any():
-            left[rows[some]] = np.nanquantile(runs[some], recency.SPREAD_LEVELS, axis=1).T
+            left[rows[some]] = np.stack(row_quantiles(runs[some], recency.SPREAD_LEVELS), axis=1)
     left = np.where(np.isnan(left), at.elapsed_s, left)
     return np.fmin(left, (at.table.limit_s - at.elapsed_s)[:, None])
