@@ -43,7 +43,7 @@ class Judgement:
         reason: Why, in words.
         scores: Its figures and those of each baseline on the held-out jobs.
         champion: Name of the version it was judged against; empty: a baseline.
-        champion_scores: That one's figures.
+        champion_scores: That one's figures, on jobs that it has not learnt from; empty where those are too few.
         metrics: `scores` as a card holds them.
         calibration: Its calibration table.
         held: What it had to hold besides, each with its ratio to the one in charge.
@@ -98,15 +98,12 @@ def judge(
         return Judgement(False, False, reason)
     stretch = _stretch(task, history, test, cut, seed, threads)
     judged, baselines, blocks = stretch.judged, stretch.baselines, stretch.blocks
-    bad = table.is_bad[stretch.test]
-    scores, best = compare(task, judged, baselines, blocks, bad, seed=seed)
+    scores, best = compare(task, judged, baselines, blocks, table.is_bad[stretch.test], seed=seed)
     to_baseline = _decide(task, baselines[best], judged, blocks, f"baseline {best}", changed=True, seed=seed)
     decision = to_baseline
     promote, withdraw, reason, champion_scores = to_baseline.promote, False, to_baseline.reason, []
     champion = _champion(task, registry, history, cut, moment, seed, threads)
     if champion is not None:
-        rival = task.judge(champion.model, stretch.X, history, stretch.test)
-        champion_scores = _only_model(compare(task, rival, baselines, blocks, bad, seed=seed)[0])
         newer, words = stretch, ""
         if champion.since > cut:  # only what is newer than the champion tells them apart
             later = test[table.submit[test] >= champion.since]
@@ -118,11 +115,13 @@ def judge(
                     f"{count} user-days newer than it they cannot be told apart, {MIN_BLOCKS} needed"
                 )
                 return Judgement(
-                    False, False, reason, scores, champion.name, champion_scores, _metrics(scores),
+                    False, False, reason, scores, champion.name, [], _metrics(scores),
                     task.calibration(stretch.challenger, stretch.X, table, stretch.test),
                 )  # fmt: skip
             newer = _stretch(task, history, later, champion.since, seed, threads)
-            rival = task.judge(champion.model, newer.X, history, newer.test)
+        rival = task.judge(champion.model, newer.X, history, newer.test)
+        compared, _ = compare(task, rival, newer.baselines, newer.blocks, table.is_bad[newer.test], seed=seed)
+        champion_scores = _only_model(compared)
         decision = _decide(
             task, rival, newer.judged, newer.blocks, f"champion {champion.name}", changed=bool(champion.changed),
             seed=seed,

@@ -116,7 +116,8 @@ def train(
         "seed": seed, "max_labels": max_labels, "snapshot_id": snapshot_id,
         "span": span, "jobs": len(rows), "facts": forecaster.facts, "metrics": judgement.metrics,
         "calibration": judgement.calibration, "decision": judgement.reason,
-        "judged_against": expected, "held": judgement.held, "summary": _summary(task, len(rows), judgement),
+        "judged_against": judgement.champion or None, "held": judgement.held,
+        "summary": _summary(task, len(rows), judgement),
     }  # fmt: skip
     version = registry.save(task.name, {**forecaster.to_files(), TABLE: _parquet(seen)}, card)
     promoted, reason = act(registry, task.name, version, judgement, expected, at)

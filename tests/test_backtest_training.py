@@ -84,6 +84,7 @@ def test_a_refit_takes_over_and_a_changed_configuration_must_win(trained, kth, a
     assert "the configuration changed (size trees 12 → 13)" in other.reason
     assert re.search(r"on \d+ user-days newer than it they cannot be told apart, 30 needed", other.reason)
     assert not other.is_judged
+    assert set(other.scores["model_version"]) == {other.version}, "no figures of a champion on what it has learnt from"
     assert len(registry.versions("runtime")) == 3
     if refit.promoted:
         assert registry.rollback("runtime", "test") == first.version

@@ -91,6 +91,20 @@ def test_a_training_that_was_overtaken_changes_nothing_and_says_so(jobs, tmp_pat
     assert [item["loss"] for item in card["held"]] == ["time left"]
 
 
+def test_a_card_names_whom_it_was_judged_against_where_the_champion_is_damaged(jobs, tmp_path):
+    registry, task = Registry(tmp_path), FailureTask(10)
+    names = []
+    for days in (3, 2):
+        names.append(train(task, jobs, registry, AT - timedelta(days=days)).version)
+        registry.promote("job_failure", names[-1], "for the test")
+    for path in (tmp_path / "job_failure" / names[1]).glob("*.txt"):
+        path.write_bytes(b"damaged")
+    again = train(task, jobs, registry, AT)
+    [card] = [card for card in registry.versions("job_failure") if card["version"] == again.version]
+    assert card["judged_against"] == names[0]
+    assert f"champion {names[0]}" in again.reason
+
+
 def test_a_withdrawn_champion_is_no_rival(jobs, tmp_path):
     """After `withdraw` the baseline is in charge: the next training has to beat that."""
     registry = Registry(tmp_path)
