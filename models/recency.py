@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from features.jobs import FEATURES
@@ -150,8 +149,3 @@ def _normal_quantiles() -> Floats:
     from statistics import NormalDist
 
     return np.array([NormalDist().inv_cdf(float(level)) for level in LEVELS])
-
-
-def all_baselines(features: Matrix) -> pl.DataFrame:
-    """Seconds forecast by each baseline, one column each, in the rows' order."""
-    return pl.DataFrame({name: np.exp(baseline_log(name, features)) for name in BASELINES})

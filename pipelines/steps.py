@@ -7,7 +7,7 @@ Only trouble with the store itself is raised, for it is everyone's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,7 +23,7 @@ from pipelines.job_progress import ProgressIngested, ingest_progress
 from pipelines.labels import derive_labels
 from pipelines.outcomes import OutcomesReport, publish_outcomes, score_outcomes
 from pipelines.publish import Published, load_journal, publish_jobs, publish_node_risks
-from pipelines.retrain import TASKS, Retrained, retrain_task
+from pipelines.retrain import Retrained, retrain_task
 from pipelines.scheduler import SchedulerIngested, ingest_scheduler
 from pipelines.settings import Settings
 from pipelines.slots import derive_slots
@@ -239,13 +239,6 @@ def load_hints_of(store: Store, settings: Settings, cluster: str, now: datetime)
 def publish_cluster(store: Store, settings: Settings, cluster: str, now: datetime) -> list[Published]:
     """Everything that publish does for one cluster: jobs, node risks, hints."""
     return [step(store, settings, cluster, now) for step in (publish_jobs_of, publish_nodes_of, load_hints_of)]
-
-
-def retrain_cluster(
-    store: Store, settings: Settings, cluster: str, now: datetime, tasks: Iterable[str] = TASKS
-) -> list[Retrained]:
-    """Train tasks of one cluster, one after another."""
-    return [retrain_of(store, settings, cluster, task, now) for task in tasks]
 
 
 def retrain_of(store: Store, settings: Settings, cluster: str, task: str, now: datetime) -> Retrained:
