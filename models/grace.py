@@ -19,9 +19,8 @@ Floats = NDArray[np.float64]
 
 MIN_ROWS = 20  # fewer released jobs that reached their limit tell nothing
 NEWEST = 500  # of those, as kill waits are changed by whoever runs the cluster
-KILLED_S = (
-    120.0  # longer than a kill takes: the job was let run on, for which a short request says less than a long one
-)
+# A kill takes less: a run that goes on beyond was let run on, of which a short request says less than a long one.
+KILLED_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,11 +202,9 @@ def _model_states(training: Training, stage: int) -> list[Line]:
         )
     if zero == 3 and training.replicas > 1:
         # The layer at work and the one fetched ahead are whole; so are the gradients of the one at work.
-        whole = (
-            weights.layer * 2 * frozen + adapters.layer * 2 * size.parameter
-            if is_lora
-            else (weights.layer * 2 * size.parameter)
-        )
+        whole = 2 * size.parameter * weights.layer
+        if is_lora:
+            whole = 2 * (frozen * weights.layer + size.parameter * adapters.layer)
         lines.append(
             Line(
                 "gathered layers",
