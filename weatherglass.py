@@ -282,7 +282,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
         "weatherglass backtest faults --faults faults.parquet --nodes 400 --out report",
     )
 )
-@click.argument("kind", type=click.Choice(BACKTESTS))
+@click.argument("kind", metavar="KIND", type=click.Choice(BACKTESTS))
 @click.option("--jobs", type=_FILE, help="Jobs file, of runtime, remaining, wait and failure.")
 @click.option("--telemetry", type=_FILE, help="Samples of GPUs, of level and of GPU classes of bottleneck.")
 @click.option("--occupancy", type=_FILE, help="Running, pending and idle GPUs of queues, of shortage.")

@@ -78,8 +78,10 @@ def backtest(
     known = known[int(warmup_share * len(known)) :]
     test = known[int((1 - test_share) * len(known)) :]
     if len(test) < MIN_ROWS:
+        absent = [name for name in ("start_time", "end_time", "state") if name not in jobs.columns]
+        why = f"; the jobs have no column {', '.join(absent)}, only: {', '.join(jobs.columns)}" if absent else ""
         raise BacktestError(
-            f"{task.name}: {len(known)} jobs with a known outcome give a test of {len(test)}; {MIN_ROWS} needed"
+            f"{task.name}: {len(known)} jobs with a known outcome give a test of {len(test)}; {MIN_ROWS} needed{why}"
         )
     walked, refits, published = _walk(task, history, released, test, refit_days, max_labels, seed, threads, progress)
     model, baselines, notes = walked.model, walked.baselines, []
@@ -88,6 +90,8 @@ def backtest(
         baselines = dict(zip(baselines, others, strict=True))
         named = ", ".join(name.replace("_", " ") for name in absent)
         notes.append(f"no job of the test is recorded to have ended by {named}: forecast, but not judged")
+        if not np.any(table.is_bad[test]):
+            notes.append("no job of the test is recorded to have ended badly: the figures say nothing")
     rows = test if model.rows is None else model.rows
     judge = Figures(task, history, model, baselines, rows, blocks_of(table, rows), draws, seed)
     scores, best = judge.whole() if len(rows) else ([], "")

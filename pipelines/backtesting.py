@@ -15,12 +15,15 @@ from typing import Any
 
 import polars as pl
 
+from features.vocabulary import JOB_COLUMNS, JOB_EXTRAS
 from models.backtest import REFIT_DAYS, BacktestError, backtest
 from models.backtest_report import BacktestReport
 from models.judging import Walked
 from models.remaining_task import RemainingTask
 from models.tasks import make_task
 from pipelines.progress import Progress
+from pipelines.sources.job_fields import STATES
+from pipelines.words import counted
 
 KINDS = ("runtime", "remaining", "wait", "failure")
 PREDICTIONS, REPORT, PAGE = "predictions.parquet", "report.json", "report.html"
@@ -61,7 +64,27 @@ def read_jobs_file(path: Path) -> pl.DataFrame:
         if once.height < jobs.height:
             print(f"{jobs.height - once.height:,} rows are of jobs that come again: the last row of each counts")
         jobs = once
-    return jobs
+    passed = [name for name in jobs.columns if name not in (*JOB_COLUMNS, *JOB_EXTRAS)]
+    if passed:
+        print(f"columns that are not those of jobs are passed over: {', '.join(passed)}")
+    return _with_states(jobs)
+
+
+def _with_states(jobs: pl.DataFrame) -> pl.DataFrame:
+    """States as the scheduler names them, whatever their case and what stands behind them (`CANCELLED by 0`)."""
+    if "state" not in jobs.columns or jobs.schema["state"] == pl.Null:
+        return jobs
+    told = jobs["state"].cast(pl.String)
+    word = told.str.extract(r"^\s*([A-Za-z_]+)").str.to_uppercase()
+    is_state = word.is_in(STATES).fill_null(False)
+    others = told.filter(~is_state & told.is_not_null())
+    if len(others):
+        named = ", ".join(repr(text) for text in others.unique(maintain_order=True)[:5])
+        print(
+            f"state of {counted(len(others), 'job')} is none that is known ({named}) and counts as no bad end; "
+            f"states: {', '.join(STATES)}"
+        )
+    return jobs.with_columns(pl.when(is_state).then(word).otherwise(told).alias("state"))
 
 
 def _read_csv(path: Path) -> pl.DataFrame:

@@ -124,6 +124,40 @@ def test_unrecorded_waits_are_called_so(traces):
     assert "did not record waits" in report.text()
 
 
+def test_states_in_any_case_are_bad_ends_and_others_are_told(tmp_path, capsys):
+    path = tmp_path / "jobs.csv"
+    states = ["failed", "Completed", "CANCELLED by 1000", "exploded", ""]
+    rows = [f"{i},2026-01-01 0{i}:00:00,{state},x" for i, state in enumerate(states)]
+    path.write_text("\n".join(["job_id,submit_time,state,walltime", *rows]))
+    assert read_jobs_file(path)["state"].to_list() == ["FAILED", "COMPLETED", "CANCELLED", "exploded", None]
+    told = capsys.readouterr().out
+    assert "state of 1 job is none that is known ('exploded') and counts as no bad end; states: BOOT_FAIL" in told
+    assert "columns that are not those of jobs are passed over: walltime" in told
+
+
+def test_a_file_without_ends_is_told_which_columns_it_lacks():
+    times = [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=i) for i in range(300)]
+    jobs = pl.DataFrame({"job_id": [str(i) for i in range(300)], "submit_time": times, "start": times})
+    with pytest.raises(
+        BacktestError, match="50 needed; the jobs have no column start_time, end_time, state, only: job_id"
+    ):
+        backtest("runtime", jobs)
+
+
+def test_a_test_without_bad_ends_is_called_so():
+    times = [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=i) for i in range(300)]
+    ends = [time + timedelta(minutes=30) for time in times]
+    jobs = pl.DataFrame({
+        "job_id": [str(i) for i in range(300)], "submit_time": times, "start_time": times, "end_time": ends,
+        "state": "COMPLETED",
+    })  # fmt: skip
+    assert "no job of the test is recorded to have ended badly" in backtest(FailureTask(60), jobs).text()
+
+
+def test_the_kinds_of_backtest_are_not_broken_by_the_line():
+    assert "Usage: cli backtest [OPTIONS] KIND\n" in CliRunner().invoke(cli, ["backtest", "--help"]).output
+
+
 def test_too_little_is_refused_with_numbers(traces):
     jobs = _trace(traces, "kth-sp2-1996")
     with pytest.raises(BacktestError, match=r"60 jobs with a known outcome give a test of 18; 50 needed"):
