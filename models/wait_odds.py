@@ -113,7 +113,8 @@ def with_waiting(
     """What jobs that still wait may come to wait, ln(seconds), shape (m,): calibration must not leave them out.
 
     The jobs that wait at the moment of a fit are the long ones. Each is given the level of one of those that started
-    and lay above its own (censored observations handed on to the right, as the product-limit estimate does).
+    and lay above its own: censored observations are handed on to the right, as by the product-limit estimate, though
+    each by itself and only to what was observed.
 
     Args:
         levels: Level of its curve at which each job that started did, shape (n,).
@@ -124,7 +125,7 @@ def with_waiting(
     """
     ordered = np.sort(levels)
     out = np.empty(len(waited))
-    for row in np.argsort(waited, kind="stable"):  # those handed on earlier may be handed on to
+    for row in np.argsort(waited, kind="stable"):  # the draws do not depend on the order of rows
         first = int(np.searchsorted(ordered, waited[row], side="right"))
         level = ordered[generator.integers(first, len(ordered))] if first < len(ordered) else (1 + waited[row]) / 2
         out[row] = max(read_levels(curves[row : row + 1], [level])[0, 0], elapsed[row])
