@@ -80,6 +80,15 @@ def show_model(settings: Settings, cluster: str | None, task: str, version: str 
     print("  whole card: --json")
 
 
+def card_in_words(settings: Settings, cluster: str, task: str, version: str) -> list[str]:
+    """What a version learnt from, the decision over it and its figures beside the best baseline's, a line each.
+
+    Raises:
+        RegistryError: There is no such version, or it is damaged.
+    """
+    return list(_described(_registry(settings, cluster).load(task, version).card))
+
+
 def _described(card: Mapping[str, Any]) -> Iterator[str]:
     learnt = next((f"{card[key]:,} {key}" for key in ("jobs", "samples", "faults") if key in card), "data")
     span = card.get("span") or ["?", "?"]

@@ -12,7 +12,9 @@ import polars as pl
 import pytest
 
 from features.vocabulary import TABLES
+from models.registry import Registry
 from pipelines import jobs as dagster_jobs
+from pipelines.assets import trained
 from pipelines.catalogue import create_sql
 from pipelines.checks import violations
 from pipelines.dagster_home import ROOT, dagster_environment
@@ -21,6 +23,7 @@ from pipelines.definitions import build_definitions
 from pipelines.job_history import MARK
 from pipelines.maintain import prune_runs, prune_spool, retention_days
 from pipelines.resources import WORKER_TAG, is_worker_gone, worker_name
+from pipelines.retrain import Retrained
 from pipelines.schedules import under_way
 from pipelines.settings import load_settings, parse_settings
 from pipelines.sources.spool import Spool
@@ -76,6 +79,22 @@ def store_of(config, **options):
 def execute(config, name, instance, **options):
     defs = build_definitions(str(config))
     return defs.resolve_job_def(name).execute_in_process(instance=instance, raise_on_error=False, **options)
+
+
+def test_a_nights_card_stands_with_its_model(world, instance, monkeypatch):
+    def retrain_of(store, settings, cluster, task, now):
+        card = {"trained_at": now.isoformat(), "jobs": 300, "decision": "baseline stays", "metrics": []}
+        registry = Registry(settings.registry / cluster)
+        version = None if cluster == "lost" else registry.save(task, {"a.txt": b"a"}, card)
+        return Retrained(cluster, task, version=version, reason="baseline stays")
+
+    monkeypatch.setattr(trained, "retrain_of", retrain_of)
+    run = execute(world, "retrain", instance, asset_selection=[dg.AssetKey("model_runtime")])
+    shown = run.asset_materializations_for_node("train_runtime")[0].metadata["card"].value
+    assert shown.startswith("**good ")
+    assert "on 300 jobs of" in shown
+    assert "decision: baseline stays" in shown
+    assert "lost" not in shown
 
 
 def test_the_graph_is_whole_and_every_table_is_an_asset():

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from models.registry import RegistryError
 from pipelines.asset_metadata import OWNERS, figures, rows, table_spec
 from pipelines.assets.outcome import ANSWERS, answers, judged
+from pipelines.model_report import card_in_words
 from pipelines.resources import Weatherglass
-from pipelines.retrain import TASKS
+from pipelines.retrain import TASKS, Retrained
 from pipelines.steps import retrain_of
 
 JUDGED = "could_be_judged"
@@ -53,6 +55,7 @@ def _model(task: str) -> dg.AssetsDefinition:
         metadata = {
             "promoted": sum(report.promoted for report in reports),
             **figures(reports, ["version", "reason", "scores", "snapshot_id", "error"]),
+            **_cards(weatherglass, task, reports),
         }
         yield dg.MaterializeResult(asset_key=key, metadata=metadata)
         yield answers(context, key, reports)
@@ -60,6 +63,20 @@ def _model(task: str) -> dg.AssetsDefinition:
         yield judged(key, JUDGED, {}, unjudged, {r.cluster: r.reason for r in reports if r.is_judged})
 
     return train
+
+
+def _cards(weatherglass: Weatherglass, task: str, reports: list[Retrained]) -> dict[str, dg.MetadataValue]:
+    """The cards of the night's versions, as `weatherglass models show` prints them."""
+    shown = []
+    for report in reports:
+        if report.version is None:
+            continue
+        try:
+            lines = card_in_words(weatherglass.settings, report.cluster, task, report.version)
+        except RegistryError as error:
+            lines = [str(error)]
+        shown.append("\n".join([f"**{report.cluster} {report.version}**", "", "```", *lines, "```"]))
+    return {"card": dg.MetadataValue.md("\n\n".join(shown))} if shown else {}
 
 
 MODELS = [_model(task) for task in TASKS]
