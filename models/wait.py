@@ -124,6 +124,7 @@ class WaitForecaster:
             raise TooFewJobsError(f"{len(rows)} jobs had started, {MIN_ROWS} are needed")
         generator = np.random.default_rng(seed)
         rows = rows[np.lexsort((table.start[rows], table.submit[rows]))]
+        share = min(1.0, max_labels / len(rows))  # of the outcomes that is learnt from
         if len(rows) > max_labels:
             rows = rows[np.sort(generator.choice(len(rows), max_labels, replace=False))]
         submit, start = table.submit[rows], table.start[rows]
@@ -157,7 +158,7 @@ class WaitForecaster:
         trial = grown(early, np.flatnonzero(is_early), half, int(cut))
         still = np.flatnonzero((table.submit >= cut) & (table.submit < moment))
         still = still[(table.start[still] >= moment) & (table.end[still] >= moment)]
-        most = int(len(still) * len(held) / max(len(rows) - first, 1) + 0.5)
+        most = int(len(still) * share * len(held) / max(len(rows) - first, 1) + 0.5)
         still = np.sort(generator.choice(still, most, replace=False)) if most < len(still) else still
         waited_s = (moment - table.submit[still]) / 1e6
         X_still = features[still] if features is not None else matrix_of_waits(prepared, still, table.submit[still])

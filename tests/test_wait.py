@@ -1,7 +1,7 @@
 """The wait forecaster: from the state of the queue, beside zero, last and same-sized last wait."""
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
@@ -156,6 +156,24 @@ def test_jobs_that_still_wait_are_thought_to_wait_on():
     assert found[0] in (pytest.approx(2.0), pytest.approx(9.0))
     assert found[1] == pytest.approx(9.0)  # of those that started only one waited to a higher level
     assert found[2] == 20.0  # beyond its curve, what it has waited
+
+
+def test_of_jobs_that_still_wait_as_many_count_as_of_those_that_started():
+    pick = np.random.default_rng(3)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = []
+    for number in range(1_500):
+        submit = start + timedelta(minutes=10 * number)
+        begin = submit + timedelta(seconds=float(pick.exponential(1_500 if number % 4 else 400_000)))
+        rows.append((str(number), f"u{number % 5}", 4, submit, begin, begin + timedelta(minutes=5)))
+    names = ["job_id", "user", "cpus", "submit_time", "start_time", "end_time"]
+    jobs, now = pl.DataFrame(rows, schema=names, orient="row"), start + timedelta(minutes=15_000)
+    shares = []
+    for most in (60_000, 400):
+        facts = WaitForecaster.fit(jobs, now, size=ForestSize(trees=3), max_labels=most).facts
+        assert facts["waiting_rows"] > 10
+        shares.append(facts["waiting_rows"] / facts["holdout_rows"])
+    assert shares[1] == pytest.approx(shares[0], rel=0.15)
 
 
 def test_boosted_odds_learn_who_starts_when_and_weigh_what_leaves_hold():
