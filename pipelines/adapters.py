@@ -67,9 +67,10 @@ class RuntimeForecasts:
         from scheduler_hints.schema import Quantiles
 
         now = datetime.now(UTC)
-        types = {name: schema("core_jobs")[name] for name in JOB_COLUMNS}
+        columns = (*JOB_COLUMNS, "gpu_type", "node_features")
+        types = {name: schema("core_jobs")[name] for name in columns}
         rows = [
-            {**dict.fromkeys(JOB_COLUMNS), **job, "cluster": cluster, "job_id": f"?{i}", "state": "PENDING"}
+            {**dict.fromkeys(columns), **job, "cluster": cluster, "job_id": f"?{i}", "state": "PENDING"}
             for i, job in enumerate(jobs)
         ]
         frame = pl.DataFrame(rows, schema=types)

@@ -27,13 +27,18 @@ _Some = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 
 
 class JobRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What is known of a job before it is submitted; leave out what is not. `submit_time` defaults to now."""
+    """What is known of a job before it is submitted; leave out what is not. `submit_time` defaults to now.
+
+    `gpu_type` and `node_features`: what is asked for, as the scheduler writes it (`h100`, `nvme&ib`).
+    """
 
     job_id: _Text | None = None
     user: _Text | None = None
     account: _Text | None = None
     queue: _Text | None = None
     name: _Text | None = None
+    gpu_type: _Text | None = None
+    node_features: _Text | None = None
     nodes: _Some | None = None
     cpus: _Some | None = None
     gpus: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] | None = None

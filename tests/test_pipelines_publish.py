@@ -184,7 +184,7 @@ def test_forecasts_on_request_keep_what_they_know_and_take_in_what_is_new(store,
     monkeypatch.setattr(adapters, "_HISTORY_DAYS", 36_500.0)  # the jobs are older than any test
     forecasts = adapters.RuntimeForecasts(settings)
     asked = {"user": "newcomer", "nodes": 1, "gpus": 4, "time_limit_s": 7200, "submit_time": START + timedelta(days=1)}
-    said = forecasts("alpha", [asked, asked])
+    said = forecasts("alpha", [asked, {**asked, "gpu_type": "h100", "node_features": "nvme"}])
     first, second = said.runtimes
     assert first == second, "what is not submitted is no past of another"
     assert (said.model_version.split(":")[0], said.ended_jobs, said.ttl_s) == ("baseline", 60, 600)
