@@ -8,7 +8,7 @@ report's forms (`models/backtest_report.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import cast
@@ -40,6 +40,7 @@ WARMUP_SHARE = 0.01
 REFIT_DAYS = 7.0
 _CHURN_JOBS = 30  # waiting jobs of each fit that are looked at every ten minutes
 _DAY_US = 86_400_000_000
+_YEARS_US = (-62_135_596_800_000_000, 253_402_300_800_000_000)  # years 1 to 9999: what a calendar can name
 
 
 class BacktestError(ValueError):
@@ -66,13 +67,17 @@ def backtest(
         progress: Told after each fit how many of the jobs are judged, and of how many.
 
     Raises:
-        BacktestError: Too few jobs have an outcome to learn from or to be judged by.
+        BacktestError: Too few jobs have an outcome to learn from or to be judged by, or one was submitted in no year
+            that a calendar can name.
         features.job_history.JobsError: A needed column is absent or null.
     """
     task = make_task(task) if isinstance(task, str) else task
     check_columns(jobs)
     history = JobHistory(jobs.sort("submit_time", "job_id", maintain_order=True))
     table = history.table
+    odd = int(np.count_nonzero((table.submit < _YEARS_US[0]) | (table.submit >= _YEARS_US[1])))
+    if odd:
+        raise BacktestError(f"submit_time of {odd} of {table.count} jobs lies outside the years 1 to 9999")
     released = task.released(table)
     known = np.flatnonzero(released != NEVER)
     known = known[int(warmup_share * len(known)) :]
@@ -123,23 +128,19 @@ def _walk(
     submit = table.submit[test]
     outcomes: list[Outcome] = []
     published: _Published = {"": [], "recent_waits": []}
-    moment = int(submit[0])
-    while moment <= submit[-1]:
-        until = moment + int(refit_days * _DAY_US)
+    for moment, until in spans(submit, int(refit_days * _DAY_US)):
         rows = test[(submit >= moment) & (submit < until)]
-        if len(rows):
-            have = released < moment
-            if have.sum() < MIN_ROWS:
-                raise BacktestError(f"{task.name}: {have.sum()} outcomes before the test; {MIN_ROWS} needed")
-            forecaster = task.fit(history, moment, X, seed=seed, threads=threads, max_labels=max_labels)
-            outcomes.append(task.outcome(forecaster, X[rows], history, rows))
-            if isinstance(forecaster, WaitForecaster):
-                for name, parts in published.items():
-                    asked = WaitForecaster.recent() if name else forecaster
-                    parts.append(recorded_publications(asked, history, rows, most=_CHURN_JOBS, seed=seed))
-            if progress is not None:
-                progress(int((submit < until).sum()), len(test))
-        moment = until
+        have = released < moment
+        if have.sum() < MIN_ROWS:
+            raise BacktestError(f"{task.name}: {have.sum()} outcomes before the test; {MIN_ROWS} needed")
+        forecaster = task.fit(history, moment, X, seed=seed, threads=threads, max_labels=max_labels)
+        outcomes.append(task.outcome(forecaster, X[rows], history, rows))
+        if isinstance(forecaster, WaitForecaster):
+            for name, parts in published.items():
+                asked = WaitForecaster.recent() if name else forecaster
+                parts.append(recorded_publications(asked, history, rows, most=_CHURN_JOBS, seed=seed))
+        if progress is not None:
+            progress(int((submit < until).sum()), len(test))
     joined = Outcome(
         Judged.joined([part.model for part in outcomes]),
         {name: Judged.joined([part.baselines[name] for part in outcomes]) for name in outcomes[0].baselines},
@@ -147,6 +148,20 @@ def _walk(
         pl.concat([part.predictions for part in outcomes]),
     )
     return joined, len(outcomes), published
+
+
+def spans(submit: Ints, step: int) -> Iterator[tuple[int, int]]:
+    """Spans of one length, laid end to end from the first submit: those in which a job was submitted.
+
+    Args:
+        submit: µs, rising, shape (n,).
+        step: Length, µs.
+    """
+    row = 0
+    while row < len(submit):
+        moment = int(submit[0]) + (int(submit[row]) - int(submit[0])) // step * step
+        yield moment, moment + step
+        row = int(np.searchsorted(submit, moment + step))
 
 
 def _absent_kinds(table: JobTable, test: Ints) -> list[str]:

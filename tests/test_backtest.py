@@ -13,7 +13,7 @@ from features.job_history import JobHistory
 from features.job_table import JobsError
 from features.jobs import job_features
 from features.vocabulary import QUANTILE_COLUMNS, TABLES
-from models.backtest import BacktestError, backtest
+from models.backtest import BacktestError, backtest, spans
 from models.failure_kinds import KIND_COLUMNS
 from models.forest import ForestSize
 from models.recency import baseline_log
@@ -232,6 +232,29 @@ def _spread(count, hours):
     }).cast({name: pl.Datetime("us", "UTC") for name in ("submit_time", "start_time", "end_time")})  # fmt: skip
 
 
+def _last_submitted(jobs, at_us):
+    """The same jobs, the last of them an hour long and of another age."""
+    is_last = pl.int_range(pl.len()) == jobs.height - 1
+    at = pl.lit(at_us).cast(pl.Datetime("us", "UTC"))
+    times = {"submit_time": at, "start_time": at, "end_time": at + timedelta(hours=1)}
+    return jobs.with_columns(pl.when(is_last).then(time).otherwise(name).alias(name) for name, time in times.items())
+
+
+def test_ages_without_a_job_are_passed_over():
+    """One stray submit of another age costs no step for each span before it, and moves none of them."""
+    assert list(spans(np.array([3, 8, 13, 35, 3 + 10**18]), 10)) == [
+        (3, 13),
+        (13, 23),
+        (33, 43),
+        (3 + 10**18, 13 + 10**18),
+    ]
+    assert list(spans(np.array([3, 3]), 10)) == [(3, 13)]
+    report = backtest(
+        FailureTask(3), _last_submitted(_spread(300, 1.0), 253_000_000_000_000_000), refit_days=0.1, draws=2
+    )
+    assert report.jobs == 90
+
+
 def test_a_span_in_which_no_job_lasts_to_a_landmark():
     for task, predictions in ((RuntimeTask(SMALL), 119), (RemainingTask(SMALL), 0)):
         report = backtest(task, _spread(400, 2.0), refit_days=4, draws=2)
@@ -249,6 +272,7 @@ def test_a_span_in_which_no_job_lasts_to_a_landmark():
         (lambda jobs: jobs.with_columns(pl.col("start_time").cast(pl.String)), "start_time holds String, not times"),
         (lambda jobs: jobs.with_columns(time_limit_s=pl.lit("1-00:00:00")), "time_limit_s"),
         (lambda jobs: jobs.with_columns(nodes=pl.lit(2**40)), "nodes"),
+        (lambda jobs: _last_submitted(jobs, 2**60), "submit_time of 1 of 300 jobs lies outside the years 1 to 9999"),
     ],
 )
 def test_a_wrong_jobs_file_is_refused_in_words(change, words, tmp_path):
