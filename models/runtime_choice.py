@@ -24,7 +24,7 @@ LOOKED_AT = 100_000  # jobs that tell how long long jobs run, evenly over the hi
 OLDEST_SHARE = 0.01  # of ends that do not count, as one stray job of another year would make any history old
 STRATUM_ROWS = 100  # fewer released jobs of a stratum: the choice made over all of them holds
 REPEATED = tuple(FEATURES.index(name) for name in ("key_last1", "kernel_q45", "key_median", "user_last1"))
-CENTRE_COST = 1.005  # ratio of MALE up to which more jobs within a factor of two are worth it
+CENTRE_COST = 1.002  # ratio of MALE up to which more jobs within a factor of two are worth it
 _SNAP = 0.3  # a median this near, in ln, to a past runtime is taken to be a repeat of it
 
 
