@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from features.job_history import NEVER, JobHistory, JobTable
 from features.job_table import check_columns
 from models.backtest_figures import Figures, bare
-from models.backtest_report import BacktestReport, Score, figure
+from models.backtest_report import NO_BAD_END, BacktestReport, Score, figure
 from models.calibration import MIN_ROWS
 from models.failure_kinds import KIND_NAMES, kind_of
 from models.failure_landmarks import landmark_scores
@@ -96,7 +96,7 @@ def backtest(
         named = ", ".join(name.replace("_", " ") for name in absent)
         notes.append(f"no job of the test is recorded to have ended by {named}: forecast, but not judged")
         if not np.any(table.is_bad[test]):
-            notes.append("no job of the test is recorded to have ended badly: the figures say nothing")
+            notes.append(NO_BAD_END)
     rows = test if model.rows is None else model.rows
     judge = Figures(task, history, model, baselines, rows, blocks_of(table, rows), draws, seed)
     scores, best = judge.whole() if len(rows) else ([], "")

@@ -49,6 +49,9 @@ def figure(
     return Score(name, baseline, interval, count, measure, elapsed_s, part)
 
 
+NO_BAD_END = "no job of the test is recorded to have ended badly: the figures say nothing"
+
+
 @dataclass(frozen=True, slots=True)
 class BacktestReport:
     """Outcome of a backtest.

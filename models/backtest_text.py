@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from models.backtest_parts import SIBLING_PART
-from models.backtest_report import BacktestReport, Score
+from models.backtest_report import NO_BAD_END, BacktestReport, Score
 from models.backtest_words import arrow, baseline_label, head_of, measure_of, part_words, time_words
 
 LOW_COVERAGE = 0.70
@@ -52,7 +52,7 @@ def span(report: BacktestReport) -> str:
 def verdict(report: BacktestReport) -> str:
     """The model against its best baseline, in a sentence."""
     ratio = report.find(f"{report.primary}_ratio", report.best_baseline)
-    if ratio is None:
+    if ratio is None or NO_BAD_END in report.notes:
         return "Nothing could be judged"
     low, high = ratio.interval.low, ratio.interval.high
     word = "not clearly other than"

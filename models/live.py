@@ -22,7 +22,7 @@ from features.jobs import feature_matrix, microseconds
 from features.vocabulary import QUANTILE_COLUMNS, QUANTILES, conform
 from models.contribution_words import in_words
 from models.contributions import Contributions, of_recency
-from models.curves import MEDIAN, quantile_frame, read_seconds
+from models.curves import MEDIAN, cap, quantile_frame, read_seconds
 from models.failure import FailureForecaster
 from models.failure_kinds import KIND_COLUMNS
 from models.failure_running import survivor_rates
@@ -128,6 +128,9 @@ def forecast_jobs(
     """
     champions = registry if isinstance(registry, Champions) else Champions(registry)
     live = jobs.filter(pl.col("state").is_in(["PENDING", "RUNNING"]))
+    if "start_time" in live.columns:  # by a clock that is ahead of ours, or not told: a job that runs has started
+        begun = pl.min_horizontal("start_time", pl.lit(at).cast(live.schema["start_time"]))
+        live = live.with_columns(start_time=pl.when(pl.col("state") == "RUNNING").then(begun).otherwise("start_time"))
     if isinstance(history, pl.DataFrame):
         history = JobHistory(merge_jobs(history, jobs))
     moment = microseconds(at)
@@ -191,7 +194,7 @@ def forecast_runtimes(
     version, model = champions.get("runtime")
     if model is None:
         model = champions.recency(prepared, moment)
-        version, curves = _baseline_version(model, prepared, moment), model.curves(X)
+        version, curves = _baseline_version(model, prepared, moment), cap(model.curves(X), table.limit_s)
         modes = curves[:, MEDIAN]
     else:
         curves, modes = model.distribution(X, table.limit_s)  # nobody asks why: the paths need not be followed
@@ -230,7 +233,7 @@ def _runtimes(
     if model is not None:
         return version, *model.distribution_explained(X, table.limit_s)
     keyed = champions.recency(history, moment)
-    curves = keyed.curves(X)
+    curves = cap(keyed.curves(X), table.limit_s)  # its features are single precision: the limit is not
     version, middle = _baseline_version(keyed, history, moment), curves[:, MEDIAN]
     return version, curves, middle, of_recency(keyed, X).ending_at(middle)
 

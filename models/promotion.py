@@ -18,6 +18,7 @@ MIN_BLOCKS = 30  # fewer say nothing about spread
 DRAWS = 1_000
 CONFIDENCE = 0.95
 NOT_WORSE_RATIO = 1.01  # a refit may cost at most 1 %
+TIE = 1e-6  # losses this near are those of one forecaster, rounded in two ways
 HELD_RATIO = 1.03  # what is held besides may cost at most 3 %: chance alone moves it by 1 to 2 % between two refits
 NEGLIGIBLE = 0.01  # a held loss (Brier, |ln ratio|) under it is as good as none
 _KEPT_WEIGHTS = 4_000_000  # draws × blocks up to which weights are kept for the next figure
@@ -243,9 +244,13 @@ def decide(
         promote = ratio.high <= NOT_WORSE_RATIO
         rule = f"a refit needs an upper bound ≤ {NOT_WORSE_RATIO:.2f}"
     else:
-        promote = ratio.high < 1.0
+        promote = ratio.high < 1.0 - TIE
         rule = "a changed configuration needs an interval below 1"
     ratios = {item.name: item.ratio(blocks, draws=draws, seed=seed) for item in held}
+    if not same_configuration and max(abs(ratio.low - 1.0), abs(ratio.high - 1.0)) <= TIE:
+        # Both say the same but for rounding: what else the challenger tells better is then what it brings.
+        promote = any(of.high is not None and of.high < 1.0 for of in ratios.values())
+        rule = "as good as equal, so that what is held decides: an interval below 1"
     worse = ""
     for name, of in ratios.items():
         is_unknown = of.high is None

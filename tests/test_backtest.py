@@ -151,7 +151,10 @@ def test_a_test_without_bad_ends_is_called_so():
         "job_id": [str(i) for i in range(300)], "submit_time": times, "start_time": times, "end_time": ends,
         "state": "COMPLETED",
     })  # fmt: skip
-    assert "no job of the test is recorded to have ended badly" in backtest(FailureTask(60), jobs).text()
+    text = backtest(FailureTask(60), jobs).text()
+    assert "no job of the test is recorded to have ended badly" in text
+    assert "Nothing could be judged" in text
+    assert "better than" not in text
 
 
 def test_the_kinds_of_backtest_are_not_broken_by_the_line():

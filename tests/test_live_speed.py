@@ -8,10 +8,11 @@ import pytest
 
 from features import compiled
 from features.job_history import JobHistory
+from features.vocabulary import QUANTILE_COLUMNS
 from models.curves import CENTRE_GAINS, LEVELS, MEDIAN, level_of, pool_points
 from models.failure import FailureForecaster
 from models.forest import Forest, ForestSize
-from models.live import Champions, forecast_jobs
+from models.live import Champions, forecast_jobs, forecast_runtimes
 from models.registry import Registry
 from models.runtime import RuntimeForecaster
 from models.wait import WaitForecaster
@@ -163,3 +164,27 @@ def test_a_history_kept_up_to_date_forecasts_as_one_made_anew(world):
     assert champions.get("runtime")[1] is held, "models stay in memory"
     assert kept.equals(forecast_jobs(Champions(registry), known, JobHistory(known), at))
     assert not kept.equals(forecast_jobs(champions, before, JobHistory(before), at))
+
+
+def test_a_job_that_runs_by_a_clock_ahead_of_ours_has_a_time_left(world):
+    registry, known, at = world
+    running = known.filter(pl.col("state") == "RUNNING").head(3)
+    odd = running.with_columns(
+        start_time=pl.Series([at + timedelta(seconds=240), None, at], dtype=running.schema["start_time"])
+    )
+    others = known.filter(~pl.col("job_id").is_in(running["job_id"].to_list()))
+    history = JobHistory(pl.concat([others, odd]))
+    rows = forecast_jobs(Champions(registry), odd, history, at)
+    assert rows["forecast"].to_list() == ["remaining"] * 3
+    assert rows.select(QUANTILE_COLUMNS).null_count().sum_horizontal().item() == 0
+
+
+def test_no_baseline_passes_a_limit_by_rounding(world):
+    _, known, at = world
+    pending = known.filter(pl.col("state") == "PENDING").with_columns(time_limit_s=3_600)
+    rows = forecast_jobs(None, pending, JobHistory(known), at)
+    runtimes = rows.filter(pl.col("forecast") == "runtime")
+    assert runtimes["model_version"].str.starts_with("baseline:").all()
+    assert runtimes["q95_s"].max() == 3_600
+    said = forecast_runtimes(None, pending, JobHistory(known), at)[1]
+    assert said["q95_s"].max() == 3_600

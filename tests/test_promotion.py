@@ -124,6 +124,19 @@ def test_a_win_at_the_submit_does_not_pay_for_a_loss_while_running(same):
     assert bad.held["time left"].value == pytest.approx(1.05)
 
 
+def test_a_change_that_only_rounding_tells_from_the_baseline_is_decided_by_what_is_held():
+    losses, blocks = _losses()
+    left, _ = _left(1.0)
+    rounded = losses * (1 - 5e-9)
+    alone = decide(losses, rounded, blocks, same_configuration=False)
+    assert not alone.promote, alone.reason
+    for scale, promoted in ((0.5, True), (1.0, False), (1.2, False)):
+        held = Held("time left", {"60s": left}, {"60s": left * scale})
+        for challenger in (rounded, losses * (1 + 5e-9)):
+            decision = decide(losses, challenger, blocks, same_configuration=False, held=[held])
+            assert decision.promote is promoted, decision.reason
+
+
 def test_what_is_held_and_cannot_be_judged_keeps_nobody_out_and_says_so():
     losses, blocks = _losses()
     few = np.where(blocks < 12, losses, np.nan)
