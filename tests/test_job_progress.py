@@ -224,7 +224,7 @@ def test_metrics_of_an_application_become_rows() -> None:
     assert frame["ts"].to_list() == [T0, T0 + timedelta(minutes=1), T0]
     assert 'cluster="a"' in api.query
     assert len(warnings) == 4
-    for word in ("job_id", "rank", "startup, train", "3 series"):
+    for word in ("job_id", "rank", "startup, train", "4 series"):
         assert any(word in warning for warning in warnings), word
 
 

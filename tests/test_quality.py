@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 from pipelines.ingest import ingest_telemetry
 from pipelines.quality import in_lines, read_quality
+from pipelines.settings import load_settings
+from pipelines.store import Store, StoreMissing
 from tests.pipelines_world import START, Recorded, ingest_settings, seconds
 from tests.store_child import open_store
 from weatherglass import cli
@@ -78,6 +80,10 @@ def test_the_command_prints_the_last_day(tmp_path, monkeypatch):
         f'state_dir = "{tmp_path}"\n[clusters.alpha]\nprometheus_url = "http://127.0.0.1:1"\n', encoding="utf-8"
     )
     monkeypatch.setenv("WEATHERGLASS_CONFIG", str(config))
+    with pytest.raises(StoreMissing, match="no store there yet"):
+        CliRunner().invoke(cli, ["quality", "--since", "2h"], catch_exceptions=False)
+    settings = load_settings()
+    Store.open(settings.store_url, settings.store_data_path).close()
     told = CliRunner().invoke(cli, ["quality", "--since", "2h"], catch_exceptions=False)
     assert told.exit_code == 0
     assert told.stdout.startswith("alpha: nothing was found wrong since ")
