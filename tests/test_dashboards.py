@@ -83,8 +83,9 @@ class Site:
         )
 
     def errors(self) -> list[str]:
-        """Errors of the browser's console since the last call."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        """Errors of the browser's console since the last call, but for those of pages whose server has ended."""
+        said = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        return [text for text in said if text.startswith(self.served.url) or not text.startswith("http://127.0.0.1:")]
 
     def hosts(self) -> set[str]:
         """Hosts of everything that the page has loaded, and of everything that it names."""
