@@ -70,9 +70,8 @@ class Held:
         """
         own, other = np.zeros(len(blocks)), np.zeros(len(blocks))
         is_known = np.zeros(len(blocks), dtype=bool)
-        for name in (
-            known for known in self.champion if known in self.challenger
-        ):  # in one order: sums of floats differ
+        shared = [name for name in self.champion if name in self.challenger]  # in one order: sums of floats differ
+        for name in shared:
             rows = ~np.isnan(self.champion[name]) & ~np.isnan(self.challenger[name])
             if not rows.any():
                 continue
