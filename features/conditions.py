@@ -3,7 +3,7 @@
 Here belong the quantities that windows and labels are made of: the distance to the limit of each bottleneck class,
 and the two running facts about a job that levels cannot tell: the plateau its memory settled on and its own step time.
 A class is set exactly where its distance is ≤ 0. Live rings and history both pass through `quantities`, so that their
-numbers agree; windows stand in `features/windows.py`, onsets in `features/labels.py`.
+numbers agree; windows stand in `features/windows.py`, onsets of these and all other classes in `features/labels.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from features.thresholds import GIB
 
 Floats = NDArray[np.float32]
 
+# Classes with a distance in a GPU's own samples: those that windows and forecasters know. Labels know more.
 CLASSES = ("thermal_throttle", "nvlink_saturation", "memory_exhaustion")
 # Distance to the limit, in the unit of its class: °C, share of the achievable rate, GiB. Set where it is ≤ 0.
 DISTANCE = {
@@ -35,6 +36,9 @@ INPUTS = (
     "fb_total_bytes", "gpu_power_w", "gpu_temp_c", "mem_temp_c", "gpu_temp_margin_c", "sm_clock_hz",
     "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "is_thermal_slowdown", "step_time_s", "inlet_temp_c",
 )  # fmt: skip
+# What labels need besides: read from history, not kept in rings.
+LABEL_FLAGS = ("is_power_brake", "is_power_capped", "step_time_s")
+LABEL_INPUTS = tuple(dict.fromkeys((*INPUTS, *LABEL_FLAGS)))
 
 JUST_CLEAR = np.float32(1e-3)  # a level beyond its limit that the class's second condition keeps clear
 SETTLED_S = 120.0  # memory that stays this long within SETTLED_RATIO of the device's is a plateau

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.conditions import DISTANCE, INDEX, QUANTITIES, JobState, inputs, quantities
+from features.conditions import DISTANCE, INDEX, LABEL_FLAGS, QUANTITIES, JobState, inputs, quantities
 from features.thresholds import ThresholdBook
 from features.windows import FEATURES, SLOTS, FeatureBlock, pace_steps, peer_features, screen, window_features
 
@@ -33,6 +33,7 @@ class SampleHistory:
         gpu: Code of each sample's GPU, shape (samples,), ascending.
         ts: Times, seconds, ascending within a GPU.
         values: Shape (len(QUANTITIES), samples).
+        flags: `LABEL_FLAGS`, NaN where null or absent, shape (samples,) each.
         job: Job code of each sample, -1 for none; `job_ids` names them.
         node: Node code of each sample; `node_names` names them.
         since: Since when the sample's job has been on the GPU, seconds.
@@ -68,6 +69,11 @@ class SampleHistory:
         self._span = (float(self.ts.max()) - self._base + 1.0) * 2 if len(self.ts) else 1.0
         self._keys = self.gpu * self._span + (self.ts - self._base)
         columns = inputs(frame)
+        absent = np.full(frame.height, np.nan, dtype=np.float32)
+        self.flags = {
+            name: frame[name].cast(pl.Float32).to_numpy(writable=False) if name in frame.columns else absent
+            for name in LABEL_FLAGS
+        }
         del frame
         limits = book.arrays(self.node_names)
         self.values = np.full((len(QUANTITIES), len(self.ts)), np.nan, dtype=np.float32)

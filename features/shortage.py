@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.labels import CLEAR, HOLD_S, SET, UNKNOWN, gap_s, runs
+from features.label_spans import CLEAR, HOLD_S, SET, UNKNOWN, gap_s, runs
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -51,7 +51,7 @@ class QueueHistory:
 
     Attributes:
         names: Queue of each code.
-        gpu: Code of each sample's queue, ascending (the name that `features.labels.runs` knows).
+        gpu: Code of each sample's queue, ascending (the name that `features.label_spans.runs` knows).
         ts: Times, seconds, ascending within a queue.
         interval_s: Median time between samples of a queue.
         state: `SET`, `CLEAR` or `UNKNOWN` at each sample.

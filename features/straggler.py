@@ -1,6 +1,6 @@
 """Slow ranks of a training job: compute time of each step against the gang, from an operation timeline.
 
-Here belong the label of `straggler` and what it rests on; no model. A gang is the ranks of one pipeline stage, which do
+Here belong the rule of `straggler` and what it rests on; no model. A gang is the ranks of one pipeline stage, which do
 the same work; where no stage is recorded, all ranks. A rank is slow while its compute time of a step is over 1.3 ×
 the gang's median for 3 consecutive recorded steps. Recorders sample steps: consecutive means one after the other in the
 record. Where a rank or its gang has no time for a step, nothing is known of that step.
@@ -14,13 +14,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from features.label_spans import CLEAR, SET, UNKNOWN
+
 Floats = NDArray[np.float64]
 
 SLOW_RATIO = 1.3
 CONSECUTIVE = 3
 MIN_GANG = 3  # of two ranks the median cannot say which one is slow
 NEEDED = ("rank", "step", "optype", "start_ts", "duration")
-SET, CLEAR, UNKNOWN = np.int8(1), np.int8(0), np.int8(-1)
 
 
 class TimelineError(ValueError):

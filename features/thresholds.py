@@ -38,6 +38,19 @@ class Thresholds:
         step_slow_ratio: Step time against the job's own from which a step counts as slowed.
         peer_slow_ratio: NVLink rate against gang peers under which a GPU counts as slowed.
         plateau_growth_ratio: Growth over the job's own memory plateau that counts, as a share of device memory.
+        clock_low_ratio: Clock against the job's own median under which a power-capped GPU counts as held back. No
+            figure is published: the hardware brake halves clocks at least (NVML, `HwSlowdown`), phases of a healthy
+            capped job move them by some 10 %; this stands between.
+        port_full_ratio: Share of a port's speed from which it counts as full.
+        port_burst_ratio: Rate of congestion signs against the port's own median from which it counts. An assumption.
+        port_ecn_per_s, port_cnp_per_s: Marked packets and notifications a second from which a port may count. No
+            figure is published; RoCE with ECN marks some packets at full speed. An assumption.
+        port_retransmits_per_s: Retransmissions a second from which a port may count: healthy lossless fabrics have
+            next to none. An assumption.
+        port_wait_ticks_per_s: Ticks of transmit-wait a second from which a port may count; the length of a tick
+            differs from device to device. An assumption.
+        host_memory_floor_ratio: Share of host memory under which what is available counts as exhausted, if it fell by
+            as much. An assumption: earlyoom acts at 10 %, the kubelet at 100 MiB.
     """
 
     slowdown_temp_c: float = math.nan
@@ -47,6 +60,14 @@ class Thresholds:
     step_slow_ratio: float = 1.15
     peer_slow_ratio: float = 0.70
     plateau_growth_ratio: float = 0.02
+    clock_low_ratio: float = 0.80
+    port_full_ratio: float = 0.90
+    port_burst_ratio: float = 3.0
+    port_ecn_per_s: float = 1_000.0
+    port_cnp_per_s: float = 1_000.0
+    port_retransmits_per_s: float = 10.0
+    port_wait_ticks_per_s: float = 1e6
+    host_memory_floor_ratio: float = 0.02
 
 
 def _nvlink(both_ways_gb_per_s: float) -> float:
@@ -96,7 +117,8 @@ class ThresholdBook:
     Args:
         model_by_node: Node name to GPU model name.
         default_model: Model of nodes that are not listed; None: unknown.
-        overrides: Part of a model name to limits that replace the built-in ones, from the configuration.
+        overrides: Part of a model name (`*`: any, and nodes of no known model) to limits that replace the built-in
+            ones, from the configuration.
 
     Raises:
         ThresholdError: An override is not a limit, or not a positive number.
@@ -136,7 +158,7 @@ class ThresholdBook:
         """Limits of a model with overrides applied."""
         limits = thresholds_for(gpu_model)
         for pattern, values in self._overrides.items():
-            if gpu_model and pattern.upper() in gpu_model.upper():
+            if pattern == "*" or (gpu_model and pattern.upper() in gpu_model.upper()):
                 limits = replace(limits, **values)
         return limits
 

@@ -190,6 +190,17 @@ _COLUMNS: tuple[Column, ...] = (
     _c("inlet_temp_c", F32, "Temperature of the air at the node's inlet", "°C", -10, 80, 0.5),
     _c("hall_temp_c", F32, "Temperature of the room's air, as a sensor named for it tells", "°C", -10, 80, 0.5),
     _c("node_power_w", F32, "Power of the whole node", "W", 0, 60_000, 1.0),
+    _c(
+        "host_mem_available_bytes",
+        F32,
+        "Host memory that work may still have without swapping",
+        "bytes",
+        0,
+        2**46,
+        2**20,
+    ),
+    _c("host_mem_total_bytes", F32, "Host memory in all", "bytes", 0, 2**46, 2**20),
+    _c("oom_kills_total", F64, "Processes that the kernel killed for want of memory since it started", "", 0, 1e9),
     _c("is_up", BOOL, "The node answered its last scrape"),
     # --- jobs ---------------------------------------------------------------------------------------------
     _c("user", STR, "Owner of the job"),
@@ -304,7 +315,8 @@ _COLUMNS: tuple[Column, ...] = (
     _c("reasons", STR, "Reasons in words, separated by semicolons"),
     _c("hint_id", STR, "Id of the hint: stable while the same thing is foreseen"),
     _c("version", I64, "Version of the snapshot the hint was in", "", 0, None),
-    _c("scope", STR, "gpu, link, node, rack, pod or queue"),
+    _c("scope", STR, "What it befalls: gpu, link, port, rank, node, rack, pod or queue"),
+    _c("scope_id", STR, "Which one: UUID, node, node/device/port, job/rank, or the queue"),
     _c("horizon_s", I32, "How far ahead", "s", 0, 86_400),
     _c("probability", F64, "Calibrated probability", "ratio", 0, 1),
     _c("expected_onset", TIME, "When the onset is expected"),
@@ -353,7 +365,10 @@ GPU_QUANTITIES = (
     "is_power_brake", "is_power_capped", "xid_last", "ecc_uncorrected_total", "remapped_rows_total",
     "nvlink_error_total", "step_time_s",
 )  # fmt: skip
-NODE_QUANTITIES = ("inlet_temp_c", "hall_temp_c", "node_power_w", "is_up")
+NODE_QUANTITIES = (
+    "inlet_temp_c", "hall_temp_c", "node_power_w", "is_up", "host_mem_available_bytes", "host_mem_total_bytes",
+    "oom_kills_total",
+)  # fmt: skip
 JOB_COLUMNS = (
     "cluster", "job_id", "user", "account", "queue", "name", "submit_time", "eligible_time", "start_time",
     "end_time", "nodes", "cpus", "gpus", "memory_mib", "time_limit_s", "state", "node_list", "reason",
@@ -517,8 +532,10 @@ _TABLES: tuple[Table, ...] = (
     ),
     Table(
         "feat_labels", "A bottleneck that happened: its onset and end by the label rule",
-        ("cluster", "node", "gpu_uuid", "job_id", "bottleneck_class", "onset_time", "clear_time", "is_censored"),
-        ("cluster", "gpu_uuid", "bottleneck_class", "onset_time"), "onset_time", ("onset_time",), "history_days",
+        ("cluster", "scope", "scope_id", "node", "gpu_uuid", "job_id", "bottleneck_class", "onset_time", "clear_time",
+         "is_censored"),
+        ("cluster", "scope", "scope_id", "bottleneck_class", "onset_time"), "onset_time", ("onset_time",),
+        "history_days",
     ),
     Table(
         "out_job_forecasts", "A forecast made for one job",

@@ -13,7 +13,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.history import SampleHistory
-from features.labels import CLEAR, SET, UNKNOWN, failed_while_growing, gap_s, runs, states
+from features.label_memory import failed_while_growing
+from features.label_spans import CLEAR, SET, UNKNOWN, gap_s, runs
+from features.labels import states
 from features.thresholds import ThresholdBook
 from features.windows import WINDOW_S, FeatureBlock
 from models.trend import HORIZONS_S

@@ -43,6 +43,7 @@ def train_bottleneck(
     samples: pl.DataFrame, jobs: pl.DataFrame | None, nodes: pl.DataFrame | None, registry: Registry, at: datetime, *,
     cluster: str = "", seed: int = 1, threads: int = 1, snapshot_id: int | None = None,
     node_samples: pl.DataFrame | None = None, excluded: pl.DataFrame | None = None, stale_s: float = 45.0,
+    limits: Mapping[str, Mapping[str, float]] | None = None,
     max_samples: int = MAX_SAMPLES,
 ) -> TrainingReport:  # fmt: skip
     """Train the bottleneck forecaster of a cluster.
@@ -60,6 +61,7 @@ def train_bottleneck(
         node_samples: `core_node_samples` rows, for inlet temperatures.
         excluded: Spans `node`, `start`, `end` from which nothing may be learned.
         stale_s: Age at which a sample stops counting as a peer.
+        limits: Limits by part of a model name that replace the built-in ones.
         max_samples: Rows held at once.
 
     Raises:
@@ -68,7 +70,7 @@ def train_bottleneck(
     """
     task = "bottleneck"
     seen = _some_nodes(samples.filter(pl.col("ts") <= at), max_samples, seed)
-    book = ThresholdBook.from_nodes(nodes)
+    book = ThresholdBook.from_nodes(nodes, overrides=limits)
     if not seen.height:
         return TrainingReport(task, None, False, "trend stays: no samples", _rows_of_scores([], cluster, at, task, ""))
     history = SampleHistory(seen, book, node_samples=node_samples, stale_s=stale_s)

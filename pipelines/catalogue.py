@@ -29,6 +29,8 @@ from pipelines.store_errors import (
 )
 
 LAKE = "wg"  # the name under which every connection attaches the lake
+# What rows written before a column was there hold in it: parts of a key must not stay null.
+_FILLS = {("feat_labels", "scope"): "'gpu'", ("feat_labels", "scope_id"): "gpu_uuid"}
 SCHEMA_VERSION = 1  # rises when an older program could no longer write the store correctly
 MARKS = "meta_marks"
 META = "meta_store"
@@ -222,13 +224,15 @@ def check_version(connection: duckdb.DuckDBPyConnection, location: Location) -> 
 def schema_changes(connection: duckdb.DuckDBPyConnection, location: Location) -> list[str]:
     """The statements that bring the lake to the registry; empty when it is there already.
 
-    Only additions are made. A column whose type differs is an error, since values might be lost.
+    Only additions are made, and rows that are there get the value that a new part of their key has for them. A column
+    whose type differs is an error, since values might be lost.
 
     Raises:
         StoreVersionError: A stored column has another type than the registry.
     """
     stored = stored_tables(connection)
     statements: list[str] = []
+    fills: list[str] = []
     if META not in stored:
         statements += [f"CREATE TABLE {META} (key VARCHAR, value VARCHAR)"]
         statements += [f"INSERT INTO {META} VALUES ('schema_version', '{SCHEMA_VERSION}')"]
@@ -245,12 +249,14 @@ def schema_changes(connection: duckdb.DuckDBPyConnection, location: Location) ->
             kind, there = sql_type(column), stored[table.name].get(column)
             if there is None:
                 statements.append(f"ALTER TABLE {quoted(table.name)} ADD COLUMN {quoted(column)} {kind}")
+                if (table.name, column) in _FILLS:
+                    fills.append(f"UPDATE {quoted(table.name)} SET {quoted(column)} = {_FILLS[table.name, column]}")
             elif there != kind:
                 raise StoreVersionError(
                     f"{location.label}: {table.name}.{column} is stored as {there}, this version wants {kind}; "
                     "export the table and load it into a new store"
                 )
-    return statements
+    return statements + fills
 
 
 def check_not_lost(location: Location, connection: duckdb.DuckDBPyConnection | None = None) -> None:

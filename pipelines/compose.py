@@ -120,7 +120,13 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
     )
     telemetry = build_telemetry(name, chosen, settings.state)
     jobs = None if chosen.jobs == "none" else build_jobs(name, chosen, settings.state)
-    nowcast = Nowcast(name, Publisher(settings.published, name), config, registry=Registry(settings.registry / name))
+    nowcast = Nowcast(
+        name,
+        Publisher(settings.published, name),
+        config,
+        registry=Registry(settings.registry / name),
+        overrides=settings.ingest.limits,
+    )
     stop = _stop_event()
 
     def clean(frame: Any) -> Any:

@@ -15,9 +15,10 @@ from typing import Any
 
 import polars as pl
 
-from features.conditions import INPUTS
+from features.conditions import LABEL_INPUTS
 from features.vocabulary import GPU_KEYS, GPU_QUANTITIES
 from models.registry import Registry
+from pipelines.exclusions import read_exclusions
 from pipelines.job_history import read_jobs, read_nodes
 from pipelines.settings import Settings
 from pipelines.store import Reader, Store
@@ -131,7 +132,7 @@ def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) ->
     chosen = "" if nodes is None else " AND node = ANY(?)"
     parameters = [cluster, since, now, *([] if nodes is None else [nodes])]
     where = f'WHERE "cluster" = ? AND ts >= ? AND ts < ?{chosen}'
-    names = ", ".join((*GPU_KEYS, *(name for name in INPUTS if name in GPU_QUANTITIES)))
+    names = ", ".join((*GPU_KEYS, *(name for name in LABEL_INPUTS if name in GPU_QUANTITIES)))
     interval_s = settings.cluster(cluster).exporter_interval_s
     return {
         "samples": reader.query(f"SELECT {names} FROM core_gpu_samples {where} ORDER BY gpu_uuid, ts", parameters),
@@ -139,6 +140,8 @@ def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) ->
         "jobs": read_jobs(reader, cluster, since),
         "nodes": read_nodes(reader, cluster),
         "stale_s": 2 * interval_s + 5.0,  # as the nowcast sees peers
+        "limits": settings.ingest.limits,
+        "excluded": read_exclusions(reader, cluster, since, now, drained_since=now - timedelta(hours=1)),
     }
 
 

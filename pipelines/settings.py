@@ -169,6 +169,20 @@ class IngestSettings(_Section):
         (), description="XID codes that are hardware faults beyond the catalogue's, as 63."
     )
     xids_not_fatal: tuple[int, ...] = Field((), description="XID codes that are none, whatever the catalogue says.")
+    limits: dict[str, dict[str, float]] = Field(
+        {},
+        description='Limits of bottlenecks by part of the GPU model\'s name, as { "H100" = { slowdown_temp_c = 90 } }; '
+        '"*": any. Units and defaults: docs/labels.md.',
+    )
+
+    @field_validator("limits")
+    @classmethod
+    def _limits(cls, limits: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        if limits:
+            from features.thresholds import ThresholdBook
+
+            ThresholdBook(overrides=limits)
+        return limits
 
 
 class HintsSettings(_Section):

@@ -1,4 +1,4 @@
-"""Sensors of nodes (ipmi_exporter, idrac_exporter over Redfish) and what jobs themselves report. Rows only.
+"""Sensors of nodes (ipmi_exporter, idrac_exporter over Redfish), host memory (node_exporter), step times. Rows only.
 
 Names of sensors are the vendor's, so they are matched by a pattern; a room's comes before a node's inlet, as in
 `Room Ambient`.
@@ -13,6 +13,7 @@ INLET = (("name", rf"(?i)^(?!{_ROOM}).*(inlet|ambient|intake)"),)
 HALL = (("name", rf"(?i)^{_ROOM}"),)
 _WHOLE = (("name", r"(?i)pwr consumption|sys.*(pwr|power)|total.*power"),)
 _ipmi = family("ipmi_exporter", "ipmi_", entity="node")
+_host = family("node_exporter", "node_", entity="node")
 _idrac = family("idrac_exporter", "idrac_", entity="node")
 
 ROWS: tuple[Metric, ...] = (
@@ -25,6 +26,9 @@ ROWS: tuple[Metric, ...] = (
     *_idrac("power_control_consumed_watts", "node_power_w", rank=1),
     *_ipmi("dcmi_power_consumption_watts", "node_power_w", rank=2),
     *_ipmi("power_watts", "node_power_w", rank=3, where=_WHOLE),
+    *_host("memory_MemAvailable_bytes", "host_mem_available_bytes"),
+    *_host("memory_MemTotal_bytes", "host_mem_total_bytes"),
+    *_host("vmstat_oom_kill", "oom_kills_total", meaning="since the kernel started; untyped"),
     *_ipmi("temperature_state sensor_state fan_speed_state power_state voltage_state current_state", "",
            meaning="0 nominal, 1 warning, 2 critical, NaN not there"),
     *_ipmi("fan_speed_rpm fan_speed_ratio sensor_value", "", meaning="other sensors"),

@@ -1,0 +1,108 @@
+"""Ports of the network that hold a job back: marks, waits, retransmissions or load, and their effect on steps.
+
+Here belongs the rule of `fabric_congestion`, whose scope is a port. Counters alone are no congestion: RoCE marks
+packets while it runs at full speed, so that rates must stand above a floor and above what the port is used to, and,
+where the steps of the node's job are known, these must be slow.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.conditions import INDEX
+from features.history import SampleHistory
+from features.label_spans import CLEAR, SET, UNKNOWN, Series, gap_s, own_usual
+from features.thresholds import ThresholdBook
+
+# Rate of a port → the floor from which it counts.
+RATES = {
+    "ecn_marked_per_s": "port_ecn_per_s", "cnp_per_s": "port_cnp_per_s",
+    "retransmits_per_s": "port_retransmits_per_s", "transmit_wait_per_s": "port_wait_ticks_per_s",
+}  # fmt: skip
+LOADS = ("tx_bytes_per_s", "rx_bytes_per_s")
+
+
+def port_series(ports: pl.DataFrame) -> tuple[Series, pl.DataFrame]:
+    """Samples of ports, sorted by port and time, with their rows.
+
+    Args:
+        ports: Rows of `core_port_samples`, any subset of its quantities.
+    """
+    keys = [name for name in ("node", "device", "port") if name in ports.columns]
+    frame = (
+        ports.drop_nulls(["ts", "node"])
+        .with_columns(pl.concat_str([pl.col(name).fill_null("") for name in keys], separator="/").alias("scope_id"))
+        .unique(["scope_id", "ts"], keep="last")
+        .sort("scope_id", "ts")
+    )
+    return Series.of(frame), frame
+
+
+def fabric_states(
+    series: Series, frame: pl.DataFrame, book: ThresholdBook, history: SampleHistory | None
+) -> tuple[NDArray[np.int8], Series]:
+    """State of `fabric_congestion` at every sample of every port.
+
+    Args:
+        series: Samples of ports.
+        frame: Their rows, in the same order.
+        book: Limits of the nodes.
+        history: Samples of the GPUs, for the steps of the job on each node; None: no steps are known.
+
+    Returns:
+        Shape (samples,), and the samples with the job that was on the node.
+    """
+    limits = {name: values[series.gpu] for name, values in book.arrays([node or "" for node in series.nodes]).items()}
+    known = np.zeros(len(series.ts), dtype=bool)
+    high = np.zeros(len(series.ts), dtype=bool)
+    speed = _column(frame, "speed_bytes_per_s")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for name in LOADS:
+            fill = _column(frame, name) / np.where(speed > 0, speed, np.nan)
+            known |= ~np.isnan(fill)
+            high |= fill >= limits["port_full_ratio"]
+        for name, floor in RATES.items():
+            rate = _column(frame, name)
+            known |= ~np.isnan(rate)
+            high |= (rate >= limits[floor]) & (rate > limits["port_burst_ratio"] * own_usual(series.gpu, rate))
+    ratio, jobs = _steps(series, history)
+    with np.errstate(invalid="ignore"):
+        harmless = ratio <= limits["step_slow_ratio"]
+    state = np.where(known, np.where(high & ~harmless, SET, CLEAR), UNKNOWN).astype(np.int8)
+    told = Series(series.names, series.nodes, jobs, series.gpu, series.ts, series.interval_s, series.cluster)
+    return state, told
+
+
+def _column(frame: pl.DataFrame, name: str) -> NDArray[np.float64]:
+    if name not in frame.columns:
+        return np.full(frame.height, np.nan)
+    return frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy()
+
+
+def _steps(series: Series, history: SampleHistory | None) -> tuple[NDArray[np.float64], list[str | None]]:
+    """Slowest step against its own, and job, of the GPUs on each port's node as last sampled; NaN and None else."""
+    n = len(series.ts)
+    if history is None or not len(history.ts) or not n:
+        return np.full(n, np.nan), [None] * n
+    steps = pl.DataFrame(
+        {
+            "node": np.array(history.node_names, dtype=object)[history.node].tolist(), "ts": history.ts,
+            "ratio": history.values[INDEX["step_ratio"]].astype(np.float64), "job": history.job,
+        },
+        schema_overrides={"node": pl.String},
+    )  # fmt: skip
+    by_node = (
+        steps.with_columns(pl.col("ratio").fill_nan(None)).group_by("node", "ts").agg(pl.max("ratio"), pl.max("job"))
+    )
+    asked = pl.DataFrame(
+        {"node": [series.nodes[code] for code in series.gpu], "ts": series.ts, "row": np.arange(n)},
+        schema_overrides={"node": pl.String},
+    )
+    tolerance = max(gap_s(history), gap_s(series))
+    found = asked.sort("ts").join_asof(
+        by_node.sort("ts"), on="ts", by="node", strategy="backward", tolerance=tolerance, check_sortedness=False
+    ).sort("row")  # fmt: skip
+    jobs = [None if code is None or code < 0 else history.job_ids[code] for code in found["job"].to_list()]
+    return found["ratio"].fill_null(np.nan).to_numpy(), jobs
