@@ -24,6 +24,7 @@ from simulator.hardware import GPUS_PER_NODE, SimulatorError, Topology
 from simulator.hardware import gpu_model as model_of
 from simulator.jobs import ENDED, Job, Profile
 from simulator.physics import SUBSTEP_S
+from simulator.strains import CLASSES as STRAINS
 from simulator.streams import Stream, generator
 from simulator.trace import Trace
 from simulator.truth import iso
@@ -134,7 +135,7 @@ class SimulatedCluster(Course):
         return target
 
     def _tick(self, end: float) -> None:
-        physics, events = self.physics, self.events
+        physics, events, strains = self.physics, self.events, self.strains
         physics.begin_tick()
         time = self.time
         while time < end - 1e-6:
@@ -143,11 +144,16 @@ class SimulatedCluster(Course):
                 self.happen(time)
             until = min(grid + GRID_S, end)
             events.act((time + until) / 2)
+            strains.act((time + until) / 2)
             before = physics.temp.copy()
             physics.time = time
             physics.advance(until)
             events.observe(time, until, before)
             events.retire(until)
+            if strains.active or strains.has_open() or self.rates.has_shortage:
+                pending = self.pending_by_queue() if self.rates.has_shortage else {}
+                strains.observe(until, pending, int(sum(self.scheduler.counts())))
+                strains.retire(until)
             time = self.time = until
         events.fill_memory(end)
 
@@ -166,7 +172,7 @@ class SimulatedCluster(Course):
         Checkpoints and evaluations of the job are put off until past the onset, so that it comes on time.
 
         Args:
-            class_: A class of `truth.CLASSES`.
+            class_: A class of `truth.CLASSES` or of `strains.CLASSES`.
             node: Name of the node.
             gpu_index: GPU on it, 0-7.
             onset_in_s: Seconds until the planned onset.
@@ -185,6 +191,14 @@ class SimulatedCluster(Course):
         gpu = number * GPUS_PER_NODE + gpu_index
         n = next(self._injected)
         rng = generator(self.seed, Stream.INJECTED, n)
+        if class_ in STRAINS:
+            strain = self.strains.begin(
+                f"i{n}", class_, gpu, self.time, rng, is_step=is_step, onset_in_s=onset_in_s, is_injected=True
+            )
+            self.physics.hold_cycles(strain.job, strain.hold_until)
+            self.strains.rows += strain.rows.values()
+            self.strains.changes += 1
+            return next(row for row in strain.rows.values() if row["gpu_index"] in (None, gpu_index))
         if mode == "hot_aisle":
             rack = int(self.topology.rack_of[number])
             return self.events.begin_hot_aisle(f"i{n}", rack, self.time, rng, True, onset_in_s).truth[gpu]
@@ -295,12 +309,12 @@ class SimulatedCluster(Course):
     @property
     def truth(self) -> list[dict[str, Any]]:
         """Ground truth, one row per GPU and onset; `onset` is null while an injected one is still to come."""
-        return self.events.book.rows
+        return [*self.events.book.rows, *self.strains.rows]
 
     @property
     def lookalikes(self) -> list[dict[str, Any]]:
         """Harmless ramps, one row per GPU."""
-        return self.events.book.lookalikes
+        return [*self.events.book.lookalikes, *self.strains.lookalikes]
 
     def gpu_frame(self) -> pl.DataFrame:
         """The newest sample of each GPU that answers, in the columns and units of `raw_gpu_samples`."""
@@ -309,6 +323,14 @@ class SimulatedCluster(Course):
     def node_frame(self) -> pl.DataFrame:
         """The newest sample of each node, in the columns of `core_node_samples`."""
         return frames.node_frame(self)
+
+    def port_frame(self) -> pl.DataFrame:
+        """The newest rates of each node's port, in the columns of `core_port_samples`."""
+        return frames.port_frame(self)
+
+    def rank_frame(self) -> pl.DataFrame:
+        """Step times of ranks of their own, for jobs that report steps, in the columns of `core_job_progress`."""
+        return frames.rank_frame(self)
 
     def jobs_frame(self, jobs: Iterable[Job] | None = None) -> pl.DataFrame:
         """Jobs in the canonical columns: those that ended, run and wait (or those given), planned starts included."""

@@ -17,6 +17,7 @@ from simulator.hardware import GPUS_PER_NODE, Topology
 from simulator.jobs import ENDED, Job
 from simulator.physics import Physics
 from simulator.scheduler import Scheduler
+from simulator.strains import Strains
 from simulator.streams import Stream, generator
 from simulator.trace import Trace
 from simulator.truth import CLASSES, iso
@@ -24,7 +25,7 @@ from simulator.workload import DAY_S, Population, draw_profile
 
 HOUR_S = 3600
 # Order of events that fall together: an end frees GPUs before a fault or an arrival looks at them.
-_END, _OOM, _FAULT, _SILENT, _REPAIR, _WARN, _ARRIVE, _GIVE_UP, _ONSET, _HOUR, _DAY = range(11)
+_END, _OOM, _FAULT, _SILENT, _REPAIR, _WARN, _ARRIVE, _GIVE_UP, _ONSET, _HOUR, _DAY, _STRAIN = range(12)
 
 
 class Course:
@@ -54,6 +55,7 @@ class Course:
         self.workload, self.fault_scale, self.rates = workload, fault_scale, rates
         self.physics = Physics(topology, seed, time)
         self.events = Events(self.physics)
+        self.strains = Strains(self.physics, seed, rates.of_strains, rates.step_ratio)
         self.hazards = Hazards(nodes, seed, fault_scale)
         self.scheduler = Scheduler(nodes, topology.pod_of, max(GPUS_PER_NODE, topology.gpus // 2))
         self.jobs: dict[int, Job] = {}
@@ -124,6 +126,8 @@ class Course:
                     self._cancel_pending(what, at)
             elif kind == _ONSET:
                 self._begin_onset(at, *what)
+            elif kind == _STRAIN:
+                self._begin_strain(at, *what)
             elif kind == _HOUR:
                 self._draw_hour(at)
             elif kind == _DAY:
@@ -245,11 +249,28 @@ class Course:
                     number = i + 4096 * (CLASSES.index(class_) * 2 + is_lookalike)
                     if at >= self.time:
                         self._push(at, _ONSET, (class_, gpu, is_step, is_lookalike, hour, number))
+        for at, *what in self.strains.draw(hour_at, self.fault_scale):
+            if at >= self.time:
+                self._push(at, _STRAIN, what)
         racks = len(self.physics.supply_extra)
         for i in range(int(rng.poisson(self.rates.hot_aisle * racks * self.fault_scale))):
             at, rack = hour_at + HOUR_S * rng.random(), int(rng.integers(racks))
             if at >= self.time:
                 self._push(at, _ONSET, ("hot_aisle", rack, False, False, hour, 4096 * 7 + i))
+
+    def _begin_strain(self, at: float, class_: str, gpu: int, is_step: bool, is_lookalike: bool, number: int) -> None:
+        if not self._with_physics or self.strains.refusal(class_, gpu, at):
+            return
+        hour = int(at // HOUR_S)
+        rng = generator(self.seed, Stream.STRAINS, hour, 64 + number)
+        self.strains.begin(f"s{hour}-{number}", class_, gpu, at, rng, is_step=is_step, is_lookalike=is_lookalike)
+
+    def pending_by_queue(self) -> dict[str, int]:
+        """GPUs that eligible jobs of each queue wait for."""
+        found: dict[str, int] = {}
+        for _, job in self.scheduler.pending:
+            found[job.queue] = found.get(job.queue, 0) + job.gpus
+        return found
 
     def _begin_onset(
         self, at: float, class_: str, place: int, is_step: bool, is_lookalike: bool, hour: int, number: int

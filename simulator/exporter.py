@@ -112,7 +112,11 @@ class Exporter:
         if self.out is None:
             return
         write_replacing(self.out / "sacct.txt", self.sacct.text())
-        state = (self.cluster.events.book.changes, len(self.cluster.faults), self.cluster.node_changes)
+        state = (
+            self.cluster.events.book.changes + self.cluster.strains.changes,
+            len(self.cluster.faults),
+            self.cluster.node_changes,
+        )
         if state[0] != self._written[0]:
             write_replacing(self.out / "truth.jsonl", jsonl(self.cluster.truth))
             write_replacing(self.out / "lookalikes.jsonl", jsonl(self.cluster.lookalikes))

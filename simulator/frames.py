@@ -16,14 +16,15 @@ import polars as pl
 from features.vocabulary import JOB_COLUMNS, TIME, conform, schema
 from simulator.hardware import GPUS_PER_NODE, MIB
 from simulator.jobs import Job
-from simulator.physics import POWER_EXPONENT
+from simulator.physics import BRAKE_CLOCK, POWER_EXPONENT
+from simulator.strains import HOST_BYTES
 from simulator.streams import Stream, generator
 from simulator.truth import iso
 
 if TYPE_CHECKING:
     from simulator.cluster import SimulatedCluster
 
-IDLE, POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL = 0x1, 0x4, 0x8, 0x20, 0x40
+IDLE, POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_BRAKE = 0x1, 0x4, 0x8, 0x20, 0x40, 0x80
 FLAGS = ("is_thermal_slowdown", "is_power_brake", "is_power_capped")
 _RATIOS = ("gpu_util_ratio", "engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 
@@ -59,16 +60,17 @@ def sample(cluster: SimulatedCluster) -> Sample:
     last = physics.shares(now - 1.0, now, np.maximum(physics.steps - 1.0 / physics.step, 0.0))
     demand = physics.demand(physics.activity(last, now))
     cap = np.minimum(1.0, (model.power_limit_w - model.power_idle_w) / np.maximum(demand - model.power_idle_w, 1.0))
-    is_capped = demand > model.power_limit_w
+    is_braked = physics.is_strained & (physics.power_clock <= BRAKE_CLOCK)
+    is_capped = (demand > model.power_limit_w) | ((physics.power_clock < 1) & ~is_braked)
     power = np.minimum(demand, model.power_limit_w) * (1 + 0.004 * noise[0])
     is_idle = (last.warmup + last.train + last.evaluation) < 0.01
-    clock = model.sm_clock_mhz * np.minimum(physics.thermal_clock, cap ** (1 / POWER_EXPONENT))
+    clock = model.sm_clock_mhz * np.minimum(physics.clock, cap ** (1 / POWER_EXPONENT))
     clock = np.where(is_idle & (physics.busy == 0), model.sm_clock_idle_mhz, clock)
     hot = physics.temp >= model.temp_limit_c + 2.0
     is_soft = (physics.thermal_clock < 1) | (physics.temp >= model.temp_limit_c)
     is_hard = hot | physics.is_hard_slowdown
     bits = is_idle * IDLE + is_capped * POWER_CAP + (is_soft & ~physics.is_hard_slowdown) * SW_THERMAL
-    bits = (bits + is_hard * (HW_SLOWDOWN | HW_THERMAL)).astype(np.int64)
+    bits = (bits + is_hard * (HW_SLOWDOWN | HW_THERMAL)).astype(np.int64) | (is_braked * (HW_SLOWDOWN | HW_BRAKE))
 
     work = mean["compute"] + mean["exposed"]
     wobble = 1 + 0.01 * noise[1]
@@ -85,7 +87,7 @@ def sample(cluster: SimulatedCluster) -> Sample:
         "gpu_util_ratio": np.round(np.clip(engine * (1.02 + 0.01 * wobble), 0, 1), 2) * (engine > 0),
         "engine_active_ratio": np.round(engine, 6),
         "sm_active_ratio": np.round(np.clip((compute * physics.sm + 0.2 * mean["exposed"]) * wobble, 0, 1), 6),
-        "tensor_active_ratio": np.round(np.clip(compute * physics.tensor * physics.thermal_clock * wobble, 0, 1), 6),
+        "tensor_active_ratio": np.round(np.clip(compute * physics.tensor * physics.clock * wobble, 0, 1), 6),
         "dram_active_ratio": np.round(np.clip((compute * physics.dram + 0.1 * mean["exposed"]) * wobble, 0, 1), 6),
         "fb_used_bytes": used_mib * MIB,
         "fb_reserved_bytes": np.full(n, float(model.memory_reserved_mib * MIB)),
@@ -101,8 +103,8 @@ def sample(cluster: SimulatedCluster) -> Sample:
         "nvlink_rx_bytes_per_s": np.floor(tx * (1 - 0.002 * np.abs(noise[1]))),
         "pcie_tx_bytes_per_s": np.floor((0.08 * work + 0.1 * mean["pause"]) * model.pcie_bytes_per_s * wobble),
         "pcie_rx_bytes_per_s": np.floor((0.02 * work + 0.15 * mean["warmup"]) * model.pcie_bytes_per_s * wobble),
-        "is_thermal_slowdown": (bits & (HW_SLOWDOWN | SW_THERMAL | HW_THERMAL)) != 0,
-        "is_power_brake": np.zeros(n, bool),
+        "is_thermal_slowdown": (bits & (SW_THERMAL | HW_THERMAL)) != 0,
+        "is_power_brake": is_braked,
         "is_power_capped": is_capped,
         "xid_last": physics.xid.copy(),
         "ecc_uncorrected_total": physics.ecc.copy(),
@@ -165,9 +167,53 @@ def node_frame(cluster: SimulatedCluster) -> pl.DataFrame:
             "inlet_temp_c": np.where(taken.is_up, taken.node["inlet_temp_c"], np.nan),
             "node_power_w": np.where(taken.is_up, taken.node["node_power_w"], np.nan),
             "is_up": taken.is_up,
+            "host_mem_available_bytes": np.where(
+                taken.is_up, cluster.strains.host_available_bytes(cluster.time), np.nan
+            ),
+            "host_mem_total_bytes": np.where(taken.is_up, float(HOST_BYTES), np.nan),
         }
-    ).with_columns(pl.col("inlet_temp_c", "node_power_w").fill_nan(None))
+    ).with_columns(
+        pl.col("inlet_temp_c", "node_power_w", "host_mem_available_bytes", "host_mem_total_bytes").fill_nan(None)
+    )
     return conform(frame, "core_node_samples")
+
+
+def port_frame(cluster: SimulatedCluster) -> pl.DataFrame:
+    """Newest rates of the port of each node that answers, as `core_port_samples`."""
+    topology, now = cluster.topology, cluster.time
+    up = np.flatnonzero(cluster.physics.is_reachable)
+    noise = generator(cluster.seed, Stream.NOISE, int(now * 10), 1).standard_normal(topology.nodes)
+    rates = cluster.strains.ports(now, noise)
+    frame = pl.DataFrame(
+        {
+            "ts": pl.Series([iso(now)], dtype=TIME).new_from_index(0, len(up)),
+            "node": [topology.node_names[i] for i in up],
+            **{name: values[up] for name, values in rates.items()},
+        }
+    ).with_columns(cluster=pl.lit(cluster.name), device=pl.lit("mlx5_0"), port=pl.lit("1"), is_link_up=pl.lit(True))
+    return conform(frame, "core_port_samples")
+
+
+def rank_frame(cluster: SimulatedCluster) -> pl.DataFrame:
+    """Step time of each rank without the wait for its gang, of jobs that report steps and make them now."""
+    physics, now = cluster.physics, cluster.time
+    own = physics.own_step_s()
+    noise = generator(cluster.seed, Stream.NOISE, int(now * 10), 2).standard_normal(len(own))
+    makes = physics.reports & (physics.steps >= 1) & (now - physics.start > physics.warmup_s)
+    rows: list[tuple[str, int, int, float]] = []
+    for id_, members in physics.members.items():
+        if makes[members].all():
+            name = cluster.jobs[id_].job_id
+            values = own[members] * (1 + 0.01 * noise[members])
+            rows += [(name, rank, int(physics.steps[members[0]]), float(value)) for rank, value in enumerate(values)]
+    frame = pl.DataFrame(
+        rows, orient="row",
+        schema={"job_id": pl.String, "rank": pl.Int32, "step": pl.Int64, "step_time_s": pl.Float32},
+    ).with_columns(
+        ts=pl.lit(iso(now)).cast(TIME), observed_at=pl.lit(iso(now)).cast(TIME), cluster=pl.lit(cluster.name),
+        source=pl.lit("simulator"),
+    )  # fmt: skip
+    return conform(frame, "core_job_progress")
 
 
 def job_row(cluster: SimulatedCluster, job: Job) -> dict[str, Any]:

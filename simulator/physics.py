@@ -29,6 +29,7 @@ RECIRCULATION_K_PER_KW = 0.25
 MEMORY_FREE_MIN_BYTES = GIB
 NVLINK_SATURATED_RATIO = 0.9
 STEP_SLOW_RATIO = 1.15
+BRAKE_CLOCK = 0.5  # the external power brake halves clocks at least (NVML, HwSlowdown)
 HARD_SLOWDOWN_K = 2.0  # hardware slowdown comes this far above the limit
 
 
@@ -90,6 +91,11 @@ class Physics:
         self.link_share = np.ones(n)
         self.is_hard_slowdown = np.zeros(n, bool)
         self.supply_extra = np.zeros(racks)
+        # Of `strains.py`: clock that power leaves, slower computing, time lost to the fabric in each step.
+        self.power_clock = np.ones(n)
+        self.compute_factor = np.ones(n)
+        self.fabric_wait_s = np.zeros(n)
+        self.is_strained = np.zeros(n, bool)
         self.extra_memory = np.zeros(n)
         # --- what the job on each GPU set
         self.jobs: list[Job | None] = [None] * n
@@ -264,7 +270,7 @@ class Physics:
 
     def activity(self, shares: Shares, when: float) -> np.ndarray:
         """Demand on the power limit, as a ratio, before clocks are held down."""
-        compute_s = self.compute_s / self.thermal_clock
+        compute_s = self.compute_s / self.clock
         rest = np.maximum(self.step - self.exposed_s, 1e-9)
         working = np.minimum(compute_s / rest, 1.0)
         level = self.power_ratio * (1 + 0.02 * np.sin(when / self.wobble_period * (2 * math.pi) + self.wobble_phase))
@@ -281,7 +287,7 @@ class Physics:
         """Power that work of this activity would draw at the thermal control's clocks, W."""
         model = self.model
         swing = (model.power_limit_w - model.power_idle_w) * activity
-        return model.power_idle_w + 30 * self.busy + swing * self.thermal_clock**POWER_EXPONENT
+        return model.power_idle_w + 30 * self.busy + swing * self.clock**POWER_EXPONENT
 
     def advance(self, end: float) -> None:
         """One sub-step to `end`, at most SUBSTEP_S ahead; disturbances stay as they were set."""
@@ -298,7 +304,8 @@ class Physics:
 
     def _pace(self) -> None:
         """Step time of each job: its slowest GPU's."""
-        slow = np.flatnonzero(((self.thermal_clock < 1) | (self.link_factor != 1)) & (self.step0 > 0))
+        is_slow = (self.thermal_clock < 1) | (self.link_factor != 1) | self.is_strained
+        slow = np.flatnonzero(is_slow & (self.step0 > 0))
         if len(slow) == 0:
             if self._was_slow:
                 self.step = np.where(self.step0 > 0, self.step0, 1.0)
@@ -307,9 +314,9 @@ class Physics:
             self._was_slow = False
             return
         self._was_slow = True
-        compute = self.compute_s / self.thermal_clock
+        compute = self.compute_s / self.clock * self.compute_factor
         link = self.link_s * self.link_factor
-        self.exposed_s = np.maximum(self.exposed_ratio * link, link - compute) * self.busy
+        self.exposed_s = (np.maximum(self.exposed_ratio * link, link - compute) + self.fabric_wait_s) * self.busy
         own = compute + self.exposed_s
         self.step = np.where(self.step0 > 0, self.step0, 1.0)
         for code in np.unique(self.job_code[slow]):
@@ -317,6 +324,18 @@ class Physics:
             self.step[members] = max(float(own[members].max()), float(self.step0[members[0]]))
 
     _was_slow = True
+
+    @property
+    def clock(self) -> np.ndarray:
+        """Clock ÷ highest clock that heat and power leave, before the power limit holds it down."""
+        return np.minimum(self.thermal_clock, self.power_clock)
+
+    def own_step_s(self) -> np.ndarray:
+        """Step time that each GPU would need alone, without waiting for its gang, s; 0 without steps."""
+        compute = self.compute_s / self.clock * self.compute_factor
+        link = self.link_s * self.link_factor
+        exposed = np.maximum(self.exposed_ratio * link, link - compute) + self.fabric_wait_s
+        return np.where(self.step0 > 0, (compute + exposed) * self.busy, 0.0)
 
     def nvlink_mean(self) -> np.ndarray:
         """NVLink traffic of one direction while training, mean over a step, bytes/s."""

@@ -24,6 +24,7 @@ class Stream(enum.IntEnum):
     EVENT = 9
     DRIFT = 10
     INJECTED = 11
+    STRAINS = 12
 
 
 def generator(seed: int, stream: Stream, index: int = 0, sub: int = 0) -> np.random.Generator:
