@@ -1,22 +1,30 @@
 """The same windows over recorded samples: what a ring would have said at past moments, all at once.
 
 Here belongs gathering from a sorted table; the arithmetic stands in `features/windows.py`, the live rings in
-`features/telemetry.py`. Nothing later than the asked moment enters a row.
+`features/ring.py`, whose cells of time say which samples a window holds. Nothing later than the asked moment enters a
+row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.conditions import DISTANCE, INDEX, LABEL_FLAGS, QUANTITIES, JobState, inputs, quantities
+from features.conditions import CLASSES, DISTANCE, INDEX, LABEL_FLAGS, QUANTITIES, JobState, inputs, quantities
+from features.peers import PEERS, Neighbours, peer_features
+from features.ring import FAR_CELLS, NEAR_CELLS, PACE_CELLS, Windows, far_cell, near_cell
+from features.roster import rack_codes
 from features.thresholds import ThresholdBook
-from features.windows import FEATURES, SLOTS, FeatureBlock, pace_steps, peer_features, screen, window_features
+from features.windows import FEATURES, FeatureBlock, screen, window_features
 
-_CHUNK = 8_192
+Ints = NDArray[np.int64]
+
+_CHUNK = 4_096
 
 
 class SampleHistory:
@@ -27,6 +35,7 @@ class SampleHistory:
         book: Limits of the nodes.
         node_samples: `core_node_samples` rows, for inlet temperatures.
         stale_s: A GPU whose newest sample is older than this at a moment is no peer then.
+        racks: Rack of each node, where it is known.
 
     Attributes:
         uuids: GPU of each code.
@@ -36,6 +45,7 @@ class SampleHistory:
         flags: `LABEL_FLAGS`, NaN where null or absent, shape (samples,) each.
         job: Job code of each sample, -1 for none; `job_ids` names them.
         node: Node code of each sample; `node_names` names them.
+        rack: Code of the rack of each node code, -1 where it is not known.
         since: Since when the sample's job has been on the GPU, seconds.
         interval_s: Median time between samples of a GPU.
     """
@@ -47,12 +57,12 @@ class SampleHistory:
         *,
         node_samples: pl.DataFrame | None = None,
         stale_s: float = 45.0,
-        slots: int = SLOTS,
+        racks: Mapping[str, str | None] | None = None,
     ) -> None:
         missing = [name for name in ("ts", "node", "gpu_uuid") if name not in samples.columns]
         if missing:
             raise ValueError(f"samples lack {', '.join(missing)}; they have {', '.join(samples.columns)}")
-        self.stale_s, self.slots = stale_s, slots
+        self.stale_s = stale_s
         frame = samples.drop_nulls(["ts", "node", "gpu_uuid"])
         if "job_id" not in frame.columns or frame["job_id"].dtype == pl.Null:
             frame = frame.with_columns(pl.lit(None, dtype=pl.String).alias("job_id"))
@@ -61,6 +71,7 @@ class SampleHistory:
         self.node_names, self.node = _codes(frame["node"])
         self.job_ids, self.job = _codes(frame["job_id"])
         self.cluster = frame["cluster"][0] if "cluster" in frame.columns and frame.height else ""
+        self.rack = rack_codes(self.node_names, racks or {})
         self.ts = frame["ts"].dt.epoch("us").to_numpy() / 1e6
         self.starts = np.searchsorted(self.gpu, np.arange(len(self.uuids) + 1))
         gaps = np.diff(self.ts)[np.diff(self.gpu) == 0] if len(self.ts) > 1 else np.zeros(0)
@@ -68,6 +79,8 @@ class SampleHistory:
         self._base = float(self.ts.min()) if len(self.ts) else 0.0
         self._span = (float(self.ts.max()) - self._base + 1.0) * 2 if len(self.ts) else 1.0
         self._keys = self.gpu * self._span + (self.ts - self._base)
+        self._near = _Cells(self.gpu, near_cell(self.ts))
+        self._far = _Cells(self.gpu, far_cell(self.ts))
         columns = inputs(frame)
         absent = np.full(frame.height, np.nan, dtype=np.float32)
         self.flags = {
@@ -119,18 +132,54 @@ class SampleHistory:
 
     def screened(self, bottleneck_class: str) -> NDArray[np.bool_]:
         """Which samples the screen would have picked when they were the newest, shape (samples,)."""
-        steps = pace_steps(self.interval_s, self.slots)
-        back = np.arange(len(self.ts)) - steps
-        has = back >= self.starts[:-1][self.gpu]
-        distance = self.distance(bottleneck_class)
+        distance, ago = self.distance(bottleneck_class), self._minute_ago
+        has = ago >= 0
         return screen(
             bottleneck_class,
             distance,
-            np.where(has, distance[back], np.nan).astype(np.float32),
-            np.where(has, self.ts - self.ts[back], np.nan),
+            np.where(has, distance[ago], np.nan).astype(np.float32),
+            np.where(has, self.ts - self.ts[ago], np.nan),
             self.values[INDEX["over_plateau_gib"]],
             self.values[INDEX["step_ratio"]],
         )
+
+    @cached_property
+    def _minute_ago(self) -> Ints:
+        """Row of the sample of about a minute before each, -1 where there is none; as `Ring.minute_ago`."""
+        cells = self._far
+        rank = np.full(max(PACE_CELLS) + 2, len(PACE_CELLS))
+        rank[list(PACE_CELLS)] = np.arange(len(PACE_CELLS))
+        out, best = np.full(len(self.ts), -1), np.full(len(self.ts), len(PACE_CELLS))
+        for back in range(1, max(PACE_CELLS) + 1):
+            row = cells.row_before(cells.before, back)
+            gap = np.where((row >= 0) & (self.gpu[row] == self.gpu), cells.cell - cells.cell[row], len(rank))
+            found = rank[np.minimum(gap, len(rank) - 1)]
+            better = found < best
+            out[better], best[better] = row[better], found[better]
+        return out
+
+    def windows(self, gpu: Ints, last: Ints) -> Windows:
+        """Windows that end with given samples: those that a ring holds when they are the newest.
+
+        Args:
+            gpu: GPU codes, shape (rows,).
+            last: Row of each one's newest sample, -1 for none.
+        """
+        newest = np.maximum(last, 0)
+        near, far = self._near, self._far
+        far_rows = far.row_before(far.before[newest, None], np.arange(FAR_CELLS - 1, 0, -1))
+        near_rows = near.row_before(near.before[newest, None], np.arange(NEAR_CELLS - 1, 0, -1))
+        begin = near.cell[newest, None] - NEAR_CELLS
+        in_far = (near.cell[far_rows] <= begin) & (far.cell[far_rows] > far.cell[newest, None] - FAR_CELLS)
+        in_near = near.cell[near_rows] > begin
+        rows = np.concatenate((far_rows, near_rows, newest[:, None]), axis=1)
+        inside = np.concatenate((in_far, in_near, np.ones((len(last), 1), dtype=bool)), axis=1)
+        inside &= (rows >= self.starts[gpu, None]) & (last >= 0)[:, None]
+        rows = np.where(inside, rows, 0)
+        is_even = inside & far.is_end[rows]
+        is_even[:, -1] = inside[:, -1]
+        values = np.where(inside, self.values[:, rows], np.float32(np.nan))
+        return Windows(values, np.where(inside, self.ts[rows], np.nan), is_even)
 
     def features(self, gpu: NDArray[np.int64], at_s: NDArray[np.float64], bottleneck_class: str) -> FeatureBlock:
         """Features of GPUs at moments.
@@ -144,42 +193,93 @@ class SampleHistory:
         last = self.last_at(gpu, at_s)
         peers = self._peers(gpu, at_s, bottleneck_class)
         out = np.full((len(gpu), len(FEATURES)), np.nan, dtype=np.float32)
-        offsets = np.arange(1 - self.slots, 1)
         for first in range(0, len(gpu), _CHUNK):
             part = slice(first, first + _CHUNK)
-            rows = last[part, None] + offsets
-            inside = (rows >= self.starts[gpu[part], None]) & (last[part, None] >= 0)
-            rows = np.where(inside, rows, 0)
-            values = np.where(inside, self.values[:, rows], np.float32(np.nan))
-            ages = np.where(inside, at_s[part, None] - self.ts[rows], np.nan).astype(np.float32)
+            values, ts, is_even = self.windows(gpu[part], last[part])
+            ages = (at_s[part, None] - ts).astype(np.float32)
             job_age = np.where(last[part] >= 0, at_s[part] - self.since[last[part]], np.nan)
-            out[part] = window_features(bottleneck_class, values, ages, job_age, peers[part])
+            out[part] = window_features(bottleneck_class, values, ages, is_even, job_age, peers[part])
         return FeatureBlock(bottleneck_class, gpu, at_s, out)
 
     def _peers(self, gpu: NDArray[np.int64], at_s: NDArray[np.float64], bottleneck_class: str) -> NDArray[np.float32]:
-        distance = self.distance(bottleneck_class)
+        distance, temp = self.distance(bottleneck_class), self.values[INDEX["gpu_temp_c"]]
         everyone = np.arange(len(self.uuids))
         moments, moment_of_row = np.unique(at_s, return_inverse=True)
         order = np.argsort(moment_of_row, kind="stable")
         bounds = np.searchsorted(moment_of_row[order], np.arange(len(moments) + 1))
-        parts = [np.zeros((0, 3), dtype=np.float32)]
+        parts = [np.zeros((0, len(PEERS)), dtype=np.float32)]
         for i, moment in enumerate(moments):
             rows = order[bounds[i] : bounds[i + 1]]
             last = self.last_at(everyone, np.full(len(everyone), moment))
             fresh = (last >= 0) & (moment - self.ts[last] <= self.stale_s)
-            parts.append(
-                peer_features(
-                    bottleneck_class,
-                    np.where(last >= 0, distance[last], np.nan).astype(np.float32),
-                    fresh,
-                    np.where(last >= 0, self.job[last], -1),
-                    self.node[last],
-                    gpu[rows],
-                )
-            )
-        out = np.empty((len(gpu), 3), dtype=np.float32)
+            node = self.node[last]
+            of = Neighbours(
+                np.where(last >= 0, distance[last], np.nan).astype(np.float32),
+                np.where(last >= 0, temp[last], np.nan).astype(np.float32),
+                fresh, np.where(last >= 0, self.job[last], -1), node, self.rack[node],
+            )  # fmt: skip
+            parts.append(peer_features(bottleneck_class, of, gpu[rows]))
+        out = np.empty((len(gpu), len(PEERS)), dtype=np.float32)
         out[order] = np.concatenate(parts)
         return out
+
+
+class _Cells:
+    """Samples by cells of time.
+
+    Attributes:
+        cell: Number of each sample's cell.
+        is_end: Samples that are the newest of their cell and GPU.
+        before: How many such there are before each sample.
+    """
+
+    def __init__(self, gpu: Ints, cell: Ints) -> None:
+        self.cell = cell
+        self.is_end = np.ones(len(cell), dtype=bool)
+        if len(cell):
+            self.is_end[:-1] = (np.diff(gpu) != 0) | (np.diff(cell) != 0)
+        self._ends = np.flatnonzero(self.is_end)
+        self.before = np.cumsum(self.is_end) - self.is_end
+
+    def row_before(self, before: Ints, back: Ints | int) -> Ints:
+        """Row of the newest sample of the cell so many filled cells back, -1 before the first of all."""
+        place = before - back
+        return np.where(place >= 0, self._ends[np.maximum(place, 0)], -1)
+
+
+def history_features(
+    samples: pl.DataFrame,
+    *,
+    at: pl.DataFrame,
+    bottleneck_class: str,
+    book: ThresholdBook,
+    nodes: pl.DataFrame | None = None,
+    racks: Mapping[str, str | None] | None = None,
+    stale_s: float = 45.0,
+) -> FeatureBlock:
+    """Features of GPUs at past moments, the numbers a ring would have given then.
+
+    Args:
+        samples: `core_gpu_samples` rows.
+        at: `gpu_uuid` and `at` (UTC) of each wanted row.
+        bottleneck_class: One of `CLASSES`.
+        book: Limits of the nodes.
+        nodes: `core_node_samples` rows, for inlet temperatures.
+        racks: Rack of each node, where it is known.
+        stale_s: As of `RingWindow`.
+
+    Returns:
+        One row per row of `at`, in its order; all NaN where the GPU had no sample yet.
+
+    Raises:
+        ValueError: The class is unknown.
+    """
+    if bottleneck_class not in CLASSES:
+        raise ValueError(f"no bottleneck class {bottleneck_class!r}; classes: {', '.join(CLASSES)}")
+    history = SampleHistory(samples, book, node_samples=nodes, stale_s=stale_s, racks=racks)
+    return history.features(
+        history.gpu_codes(at["gpu_uuid"]), at["at"].dt.epoch("us").to_numpy() / 1e6, bottleneck_class
+    )
 
 
 def _codes(series: pl.Series) -> tuple[list[str], NDArray[np.int64]]:

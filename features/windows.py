@@ -13,21 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.conditions import DISTANCE, INDEX
+from features.peers import NEAR, PEERS
+from features.phase import PHASE, phase_features
 
 Floats = NDArray[np.float32]
 
-SLOTS = 40  # samples of a window at most
-WINDOW_S = 600.0  # and how far it reaches back
+WINDOW_S = 600.0  # how far a window reaches back
 SHORT_S = 90.0  # the near past that trends are read from: 3 samples at the slowest usual exporter
 MID_S = 300.0
 FAR_S = 3600.0  # a time to the limit beyond this is as good as never
-# Below this distance a sample counts as near its limit: °C, ratio, GiB.
-NEAR = {"thermal_throttle": 6.0, "nvlink_saturation": 0.15, "memory_exhaustion": 6.0}
 # The screen: a GPU is looked at closely when it is this near, or would be at its limit within SCREEN_S at the pace of
 # the last minute. Healthy GPUs at full speed stay 10 °C and a quarter of the link away and on their memory plateau.
 SCREEN = {"thermal_throttle": 8.0, "nvlink_saturation": 0.25, "memory_exhaustion": 4.0}
 SCREEN_S = 240.0
-SCREEN_PACE_S = 60.0
 SCREEN_GROWTH_GIB = 0.25
 SCREEN_STEP_RATIO = 1.10
 # Changes smaller than these are noise: °C, ratio, GiB.
@@ -44,11 +42,11 @@ _SECONDARY = (
     "over_plateau_gib", "step_ratio", "inlet_temp_c",
 )  # fmt: skip
 _STATS = ("last", "change", "slope")
-PEERS = ("job_peers_difference", "node_peers_difference", "node_peers_near_ratio")
 FEATURES = (
     *_PRIMARY,
     *(f"{name}_{stat}" for name in _SECONDARY for stat in _STATS),
     *PEERS,
+    *PHASE,
     "data_age_s",
     "samples",
     "job_age_s",
@@ -111,7 +109,12 @@ def time_to_limit_s(last: Floats, slope: Floats) -> Floats:
 
 
 def window_features(
-    bottleneck_class: str, values: Floats, ages: Floats, job_age_s: NDArray[np.float64], peers: Floats
+    bottleneck_class: str,
+    values: Floats,
+    ages: Floats,
+    is_even: NDArray[np.bool_],
+    job_age_s: NDArray[np.float64],
+    peers: Floats,
 ) -> Floats:
     """Features of gathered windows.
 
@@ -119,6 +122,8 @@ def window_features(
         bottleneck_class: One of `features.conditions.CLASSES`.
         values: Shape (len(QUANTITIES), rows, slots), oldest first, NaN where there is no sample.
         ages: Seconds between each sample and the row's moment, shape (rows, slots), NaN where there is no sample.
+        is_even: Samples that stand for equal times, shape (rows, slots): means, shares and long trends are theirs, so
+            that the dense samples of the near past do not outweigh the rest.
         job_age_s: Seconds since the job was first seen on the GPU, shape (rows,), NaN when unknown.
         peers: Shape (rows, len(PEERS)).
 
@@ -133,7 +138,7 @@ def window_features(
     t = -ages
     x = values[INDEX[DISTANCE[bottleneck_class]]]
     seen = (of_job if JOB_WINDOW[bottleneck_class] else alive) & ~np.isnan(x)
-    _primary(bottleneck_class, out, x, t, seen)
+    _primary(bottleneck_class, out, x, t, seen, is_even)
     column = len(_PRIMARY)
     for name in _SECONDARY:
         v = values[INDEX[name]]
@@ -146,25 +151,32 @@ def window_features(
         column += len(_STATS)
     out[:, column : column + len(PEERS)] = peers
     column += len(PEERS)
+    activity = values[INDEX["activity_ratio"]]
+    phase = phase_features(activity, t, alive & ~np.isnan(activity), is_even)
+    out[:, column : column + len(PHASE)] = phase
+    column += len(PHASE)
     out[:, column] = _newest(ages, alive)
     out[:, column + 1] = alive.sum(axis=1)
     out[:, column + 2] = np.minimum(job_age_s, FAR_S)
     return out
 
 
-def _primary(bottleneck_class: str, out: Floats, x: Floats, t: Floats, seen: NDArray[np.bool_]) -> None:
-    n = seen.sum(axis=1, dtype=np.float32)
-    some = n > 0
-    safe = np.maximum(n, 1)
+def _primary(
+    bottleneck_class: str, out: Floats, x: Floats, t: Floats, seen: NDArray[np.bool_], is_even: NDArray[np.bool_]
+) -> None:
+    some = seen.any(axis=1)
     last = _newest(x, seen)
-    mean = np.where(seen, x, 0).sum(axis=1) / safe
-    deviation = np.where(seen, x - mean[:, None], 0)
+    even = seen & is_even
+    n = even.sum(axis=1, dtype=np.float32)
+    safe = np.where(n > 0, n, np.nan)
+    mean = np.where(even, x, 0).sum(axis=1) / safe
+    deviation = np.where(even, x - mean[:, None], 0)
     spread = np.sqrt((deviation * deviation).sum(axis=1) / safe)
     high = np.where(seen, x, -np.inf).max(axis=1, initial=-np.inf)
     low = np.where(seen, x, np.inf).min(axis=1, initial=np.inf)
     slope_short, residual, _ = _slope(x, t, seen & (t >= -SHORT_S))
-    slope_mid = _slope(x, t, seen & (t >= -MID_S))[0]
-    slope_all = _slope(x, t, seen)[0]
+    slope_mid = _slope(x, t, even & (t >= -MID_S))[0]
+    slope_all = _slope(x, t, even)[0]
     # How long the value has stood where it is: age of the oldest sample after the last one that differed.
     differs = seen & (np.abs(x - last[:, None]) > TOLERANCE[bottleneck_class])
     later = seen & ~(np.cumsum(differs[:, ::-1], axis=1)[:, ::-1] > 0)
@@ -176,57 +188,11 @@ def _primary(bottleneck_class: str, out: Floats, x: Floats, t: Floats, seen: NDA
     stats = (
         last, mean, spread, high, low, slope_short, slope_mid, slope_all, residual, slope_short - slope_mid,
         time_to_limit_s(last, slope_short), time_to_limit_s(last, slope_mid), since,
-        (seen & (x <= NEAR[bottleneck_class])).sum(axis=1) / safe, (seen & (x <= 0)).sum(axis=1) / safe,
+        (even & (x <= NEAR[bottleneck_class])).sum(axis=1) / safe, (even & (x <= 0)).sum(axis=1) / safe,
         last - _newest(x, seen & (t <= _newest(t, seen)[:, None] - 30)), last - earlier,
     )  # fmt: skip
     for i, stat in enumerate(stats):
         out[:, i] = np.where(some, stat, np.nan)
-
-
-def peer_features(
-    bottleneck_class: str,
-    distance: Floats,
-    is_fresh: NDArray[np.bool_],
-    job: NDArray[np.int64],
-    node: NDArray[np.int64],
-    rows: NDArray[np.int64],
-) -> Floats:
-    """How a GPU stands against the others of its job and of its node at one moment.
-
-    Args:
-        bottleneck_class: The class.
-        distance: Newest distance of every GPU, shape (gpus,).
-        is_fresh: Which of them are fresh enough to count, shape (gpus,).
-        job: Job codes, -1 for none, shape (gpus,).
-        node: Node codes ≥ 0, shape (gpus,).
-        rows: GPUs to give features for.
-
-    Returns:
-        Shape (len(rows), len(PEERS)); NaN where there are no peers.
-    """
-    counts = is_fresh & ~np.isnan(distance)
-    out = np.full((len(rows), len(PEERS)), np.nan, dtype=np.float32)
-    weight = counts.astype(np.float64)
-    value = np.where(counts, distance, 0).astype(np.float64)
-    near = np.where(counts, distance <= NEAR[bottleneck_class], 0).astype(np.float64)
-    own_n, own_value, own_near = weight[rows], value[rows], near[rows]
-    for column, codes in ((0, job), (1, node)):
-        shifted = codes + 1
-        of_row = shifted[rows]
-        n = np.bincount(shifted, weights=weight)[of_row] - own_n
-        total = np.bincount(shifted, weights=value)[of_row] - own_value
-        has_peers = (n >= 1) & (of_row > 0)
-        mean = np.where(has_peers, total / np.maximum(n, 1), np.nan)
-        out[:, column] = np.where(own_n > 0, distance[rows] - mean, np.nan)
-        if column == 1:
-            close = np.bincount(shifted, weights=near)[of_row] - own_near
-            out[:, 2] = np.where(has_peers, close / np.maximum(n, 1), np.nan)
-    return out
-
-
-def pace_steps(interval_s: float, slots: int = SLOTS) -> int:
-    """How many samples back the pace of the last minute is read from."""
-    return int(np.clip(round(SCREEN_PACE_S / max(interval_s, 1e-3)), 1, slots - 1))
 
 
 def screen(

@@ -21,7 +21,7 @@ from features.windows import FEATURE_INDEX, FeatureBlock
 from models.onsets import LAST_S, PURGE_S, Rows
 from models.trend import HORIZONS_S, TrendForecaster
 
-FORMAT = 1
+FORMAT = 2  # 2: windows of ten minutes by cells of time
 CARD_FILE = "hazard.json"
 PARAMETERS: dict[str, Any] = {
     "objective": "binary", "learning_rate": 0.06, "num_leaves": 12, "min_data_in_leaf": 40, "max_bin": 127,

@@ -73,7 +73,8 @@ def train_bottleneck(
     book = ThresholdBook.from_nodes(nodes, overrides=limits)
     if not seen.height:
         return TrainingReport(task, None, False, "trend stays: no samples", _rows_of_scores([], cluster, at, task, ""))
-    history = SampleHistory(seen, book, node_samples=node_samples, stale_s=stale_s)
+    racks = None if nodes is None or "rack" not in nodes.columns else dict(nodes.select("node", "rack").iter_rows())
+    history = SampleHistory(seen, book, node_samples=node_samples, stale_s=stale_s, racks=racks)
     del seen, samples
     span_s = float(history.ts.max() - history.ts.min())
     if span_s < 10 * PURGE_S:

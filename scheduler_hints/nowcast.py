@@ -169,6 +169,8 @@ class Nowcast:
         inventory = Inventory.read(jobs, nodes)
         if inventory.model != self.inventory.model:
             self.window.set_book(ThresholdBook.from_nodes(nodes, overrides=self._overrides))
+        if inventory.rack != self.inventory.rack:
+            self.window.set_racks(inventory.rack)
         self.inventory = inventory
 
     # --- the tick -------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from pipelines.sources.wide import Index, Samples, to_frames
 from tests import test_cases_gpu as cases
 
 BOOK = ThresholdBook({f"n{i}": "NVIDIA H100 80GB HBM3" for i in range(3)})
-SLOTS = 128  # more than any page has samples
 NEIGHBOUR = 'DCGM_FI_DEV_GPU_TEMP{gpu="7",UUID="GPU-neighbour",Hostname="n0"} 50 '
 Texts = list[tuple[str, str]]
 
@@ -73,7 +72,7 @@ def scrapes(text: str, node: str) -> Iterator[pl.DataFrame]:
 
 def live(before: str, text: str, node: str) -> RingWindow:
     """Rings of the nowcast after all scrapes."""
-    ring = RingWindow(BOOK, slots=SLOTS, courses=Courses())
+    ring = RingWindow(BOOK, courses=Courses())
     for frame in [*scrapes(before, ""), *scrapes(text, node)]:
         ring.observe(believable_gpu_samples(frame))
     return ring
@@ -86,7 +85,7 @@ def ingested(text: str, node: str, history: pl.DataFrame | None) -> pl.DataFrame
 
 def filled(cleaned: pl.DataFrame, before: str) -> RingWindow:
     """The same rings, filled with what ingest stored."""
-    ring = RingWindow(BOOK, slots=SLOTS)
+    ring = RingWindow(BOOK)
     for frame in scrapes(before, ""):
         ring.observe(clean_gpu_samples(frame)[0])
     ring.observe(cleaned)
@@ -125,7 +124,7 @@ def test_the_pages_hold_what_needs_history(monkeypatch: pytest.MonkeyPatch, tmp_
         with monkeypatch.context() as patch:
             (text, node), *_ = [page for page in pages_of(test, {}, patch, tmp_path) if page[0].strip()]
         before = f"{NEIGHBOUR}{cases.T0_MS - 1_800_000}\n"
-        naive = RingWindow(BOOK, slots=SLOTS)
+        naive = RingWindow(BOOK)
         for frame in scrapes(text, node):
             naive.observe(believable_gpu_samples(frame))
         judged = live(before, text, node).samples().filter(pl.col("gpu_uuid") != "GPU-neighbour")

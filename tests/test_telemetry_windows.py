@@ -7,10 +7,11 @@ import polars as pl
 import pytest
 
 from features.conditions import CLASSES, INDEX, JobState
-from features.history import SampleHistory
-from features.telemetry import RingWindow, history_features
+from features.history import SampleHistory, history_features
+from features.peers import PEERS
+from features.telemetry import RingWindow
 from features.thresholds import GIB, ThresholdBook
-from features.windows import FEATURE_INDEX, PEERS, screen, time_to_limit_s, window_features
+from features.windows import FEATURE_INDEX, screen, time_to_limit_s, window_features
 from tests.gpu_samples import ACHIEVABLE, BOOK, H100, START, at, frame, gang
 
 
@@ -70,7 +71,6 @@ def test_screens_agree_too():
     ring = RingWindow(BOOK)
     for clock, rows, _ in frames:
         ring.observe(rows)
-        ring._interval_s = history.interval_s  # a ring goes by the last interval, history by the median of all
         if ring.count < 16:
             continue
         now = START.timestamp() + clock + 1
@@ -108,8 +108,9 @@ def test_features_against_brute_force():
         values = np.full((len(INDEX), 1, slots), np.nan, dtype=np.float32)
         values[INDEX["thermal_distance_c"], 0] = x
         got = window_features(
-            "thermal_throttle", values, ages[None], np.array([np.nan]), np.zeros((1, len(PEERS)), dtype=np.float32)
-        )[0]
+            "thermal_throttle", values, ages[None], np.ones((1, slots), dtype=bool), np.array([np.nan]),
+            np.zeros((1, len(PEERS)), dtype=np.float32),
+        )[0]  # fmt: skip
         for name, want in features_by_hand("thermal_throttle", ages, x).items():
             assert got[FEATURE_INDEX[name]] == pytest.approx(want, rel=2e-3, abs=2e-3), name
 
@@ -137,8 +138,8 @@ def test_samples_of_the_future_and_repeats_are_dropped():
     rows = frame(gang(seconds=120))
     assert ring.observe(rows) == rows.height
     assert ring.observe(rows) == 0
-    assert ring.observe(rows.with_columns(pl.col("ts") - timedelta(seconds=60))) == 0
-    assert ring.count == 8
+    assert ring.observe(rows.with_columns(pl.col("ts") - timedelta(seconds=900))) == 0  # older than any window
+    assert (ring.count, ring.late) == (8, 0)
     assert not ring.is_fresh(at(-600).timestamp()).any()  # a clock ten minutes ahead is wrong, not fresh
     assert ring.is_fresh(at(120).timestamp()).all()
     assert not ring.is_fresh(at(300).timestamp()).any()
@@ -147,11 +148,11 @@ def test_samples_of_the_future_and_repeats_are_dropped():
 
 
 def test_rings_wrap_and_grow():
-    ring = RingWindow(BOOK, slots=8)
+    ring = RingWindow(BOOK)
     arrays = gang(seconds=15 * 50, gpus=4)
     ring.observe(frame(arrays))
     block = ring.features(np.arange(4), "thermal_throttle", at(750).timestamp())
-    assert (block.column("samples") == 8).all()
+    assert (block.column("samples") == 40).all()
     np.testing.assert_allclose(block.column("last"), arrays["gpu_temp_margin_c"][-1], rtol=1e-5)
     more = gang(seconds=30, gpus=2_000)
     ring.observe(frame(more, first_gpu=100))

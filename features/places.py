@@ -1,0 +1,149 @@
+"""What is kept of every GPU of a cluster in memory, and the place of each in it.
+
+Here belongs giving places to GPUs, moving them and giving them up; taking samples in stands in `features/intake.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.cleaning_live import Courses
+from features.conditions import CLASSES, QUANTITIES, JobState
+from features.ring import Ring
+from features.roster import Roster
+from features.thresholds import ThresholdBook
+
+Ints = NDArray[np.int64]
+
+_MIN_CAPACITY = 1_024
+FORGET_S = 3_600.0  # a GPU that has been silent for this long gives its place up
+
+
+class GpuPlaces:
+    """Arrays with a place for every GPU, which it gets when it is first seen and keeps until `forget`.
+
+    Args:
+        book: Limits of the nodes.
+        courses: Judges each sample by those before it, as ingest does; None: samples are believed as they come.
+
+    Attributes:
+        count: GPUs there are; their indices are 0 … count - 1.
+        roster: Names of GPUs, nodes and jobs.
+        node, job: Code of each GPU's node, and of its job by its newest sample, -1 for none.
+        since: Since when the job has been seen on it, seconds since 1970.
+        last_ts: Time of its newest sample, NaN where there is none.
+        latest: Quantities of that sample, shape (len(QUANTITIES), places).
+    """
+
+    def __init__(self, book: ThresholdBook, courses: Courses | None) -> None:
+        self.book = book
+        self.courses = courses
+        self.count = 0
+        self.roster = Roster()
+        self.gpu_index = np.zeros(0, dtype=np.int32)
+        self.node = np.zeros(0, dtype=np.int64)
+        self.job = np.zeros(0, dtype=np.int64)
+        self.since = np.zeros(0)
+        self.last_ts = np.zeros(0)
+        self.latest = np.zeros((len(QUANTITIES), 0), dtype=np.float32)
+        self._ring = Ring(has_util=courses is not None)
+        # Time and distances of the sample before the newest: a condition is set when it held in both.
+        self._before_ts = np.zeros(0)
+        self._before = np.zeros((0, len(CLASSES)), dtype=np.float32)
+        self._limits: dict[str, NDArray[np.float32]] = book.arrays([])
+        self._state = JobState()
+
+    def _add(self, hosts: list[str]) -> None:
+        old, self.count = self.count, self.count + len(hosts)
+        self._grow(self.count)
+        self.node[old : self.count] = self.roster.node_codes(hosts)
+        for name, values in self.book.arrays(hosts).items():
+            self._limits[name][old : self.count] = values
+
+    def _move(self, index: Ints, host: Ints) -> None:
+        """GPUs turned up on other nodes: theirs are the limits there, and nothing that was measured elsewhere."""
+        names = [self.roster.node_names[code] for code in host]
+        self.roster.move(index, names)
+        self.node[index] = host
+        for name, values in self.book.arrays(names).items():
+            self._limits[name][index] = values
+        self._clear(index)
+
+    def _clear(self, index: Ints) -> None:
+        """Take GPUs for never seen."""
+        if not len(index):
+            return
+        self._ring.clear(index)
+        self.latest[:, index], self._before[index], self._before_ts[index] = np.nan, np.nan, np.nan
+        self.last_ts[index], self.since[index] = np.nan, np.nan
+        self.gpu_index[index] = 0
+        self.job[index], self._state.job[index] = -1, -2  # -2: a job begins with the next sample
+
+    def forget(self, now_s: float, after_s: float = FORGET_S) -> int:
+        """Give up the places of GPUs that have been silent, and with them nodes and jobs that nothing refers to.
+
+        Indices change: none taken before is valid after a return above 0.
+
+        Args:
+            now_s: The moment, seconds since 1970.
+            after_s: Silence after which a GPU is forgotten.
+
+        Returns:
+            Number of GPUs forgotten.
+        """
+        keep = np.flatnonzero(now_s - self.last_ts[: self.count] <= after_s)
+        had, have = self.count, len(keep)
+        if have == had:
+            return 0
+        for array in self._arrays():
+            array[:have] = array[keep]
+        self._ring.keep(keep)
+        for q in range(len(QUANTITIES)):
+            self.latest[q, :have] = self.latest[q, keep]
+        self.count = have
+        self._clear(np.arange(have, had))
+        self.node[:have], codes = self.roster.keep(keep, self.job[:have])
+        for jobs in (self.job[:have], self._state.job[:have]):
+            known = jobs >= 0
+            jobs[known] = np.searchsorted(codes, jobs[known])
+        return had - have
+
+    def _arrays(self) -> list[NDArray]:
+        """All that is kept per GPU along the first axis, but for the ring."""
+        mine = (self.gpu_index, self.node, self.job, self.since, self.last_ts, self._before_ts, self._before)
+        courses = self.courses.arrays() if self.courses is not None else []
+        return [*mine, *self._limits.values(), *vars(self._state).values(), *courses]
+
+    def _grow(self, wanted: int) -> None:
+        if wanted <= len(self.node):
+            return
+        size = max(_MIN_CAPACITY, wanted + wanted // 8)
+        self.gpu_index, self.node = _wider(self.gpu_index, size, 0), _wider(self.node, size, 0)
+        self.job = _wider(self.job, size, -1)
+        self.since, self.last_ts = _wider(self.since, size), _wider(self.last_ts, size)
+        self._before_ts, self._before = _wider(self._before_ts, size), _wider(self._before, size)
+        self.latest = _wider(self.latest.T, size).T.copy()
+        self._limits = {name: _wider(values, size) for name, values in self._limits.items()}
+        self._ring.grow(size)
+        self._state.grow(size)
+        if self.courses is not None:
+            self.courses.grow(size)
+
+    def set_book(self, book: ThresholdBook) -> None:
+        """Take new limits, as when the inventory has changed."""
+        self.book = book
+        for name, values in book.arrays(self.roster.nodes).items():
+            self._limits[name][: self.count] = values
+
+    def set_racks(self, racks: Mapping[str, str | None]) -> None:
+        """Say which rack each node is in; those that are absent have no neighbours there."""
+        self.roster.racks = dict(racks)
+
+
+def _wider(array: NDArray, size: int, fill: float = np.nan) -> NDArray:
+    out = np.full((size, *array.shape[1:]), fill, dtype=array.dtype)
+    out[: len(array)] = array
+    return out
