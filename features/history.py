@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from features.conditions import CLASSES, DISTANCE, INDEX, LABEL_FLAGS, QUANTITIES, JobState, inputs, quantities
 from features.peers import PEERS, Neighbours, peer_features
+from features.ports import PortCourse
 from features.ring import FAR_CELLS, NEAR_CELLS, PACE_CELLS, Windows, far_cell, near_cell
 from features.roster import rack_codes
 from features.thresholds import ThresholdBook
@@ -36,6 +37,7 @@ class SampleHistory:
         node_samples: `core_node_samples` rows, for inlet temperatures.
         stale_s: A GPU whose newest sample is older than this at a moment is no peer then.
         racks: Rack of each node, where it is known.
+        port_samples: `core_port_samples` rows, for the ports of nodes.
 
     Attributes:
         uuids: GPU of each code.
@@ -58,6 +60,7 @@ class SampleHistory:
         node_samples: pl.DataFrame | None = None,
         stale_s: float = 45.0,
         racks: Mapping[str, str | None] | None = None,
+        port_samples: pl.DataFrame | None = None,
     ) -> None:
         missing = [name for name in ("ts", "node", "gpu_uuid") if name not in samples.columns]
         if missing:
@@ -72,6 +75,7 @@ class SampleHistory:
         self.job_ids, self.job = _codes(frame["job_id"])
         self.cluster = frame["cluster"][0] if "cluster" in frame.columns and frame.height else ""
         self.rack = rack_codes(self.node_names, racks or {})
+        self._ports = PortCourse(port_samples, self.node_names)
         self.ts = frame["ts"].dt.epoch("us").to_numpy() / 1e6
         self.starts = np.searchsorted(self.gpu, np.arange(len(self.uuids) + 1))
         gaps = np.diff(self.ts)[np.diff(self.gpu) == 0] if len(self.ts) > 1 else np.zeros(0)
@@ -191,14 +195,16 @@ class SampleHistory:
         """
         at_s = np.asarray(at_s, dtype=np.float64)
         last = self.last_at(gpu, at_s)
-        peers = self._peers(gpu, at_s, bottleneck_class)
+        ports = self._ports.at(self.node[last], at_s, self.stale_s)
+        ports[last < 0] = np.nan
+        around = np.concatenate((self._peers(gpu, at_s, bottleneck_class), ports), axis=1)
         out = np.full((len(gpu), len(FEATURES)), np.nan, dtype=np.float32)
         for first in range(0, len(gpu), _CHUNK):
             part = slice(first, first + _CHUNK)
             values, ts, is_even = self.windows(gpu[part], last[part])
             ages = (at_s[part, None] - ts).astype(np.float32)
             job_age = np.where(last[part] >= 0, at_s[part] - self.since[last[part]], np.nan)
-            out[part] = window_features(bottleneck_class, values, ages, is_even, job_age, peers[part])
+            out[part] = window_features(bottleneck_class, values, ages, is_even, job_age, around[part])
         return FeatureBlock(bottleneck_class, gpu, at_s, out)
 
     def _peers(self, gpu: NDArray[np.int64], at_s: NDArray[np.float64], bottleneck_class: str) -> NDArray[np.float32]:
@@ -255,6 +261,7 @@ def history_features(
     book: ThresholdBook,
     nodes: pl.DataFrame | None = None,
     racks: Mapping[str, str | None] | None = None,
+    ports: pl.DataFrame | None = None,
     stale_s: float = 45.0,
 ) -> FeatureBlock:
     """Features of GPUs at past moments, the numbers a ring would have given then.
@@ -266,6 +273,7 @@ def history_features(
         book: Limits of the nodes.
         nodes: `core_node_samples` rows, for inlet temperatures.
         racks: Rack of each node, where it is known.
+        ports: `core_port_samples` rows, for the ports of nodes.
         stale_s: As of `RingWindow`.
 
     Returns:
@@ -276,7 +284,7 @@ def history_features(
     """
     if bottleneck_class not in CLASSES:
         raise ValueError(f"no bottleneck class {bottleneck_class!r}; classes: {', '.join(CLASSES)}")
-    history = SampleHistory(samples, book, node_samples=nodes, stale_s=stale_s, racks=racks)
+    history = SampleHistory(samples, book, node_samples=nodes, stale_s=stale_s, racks=racks, port_samples=ports)
     return history.features(
         history.gpu_codes(at["gpu_uuid"]), at["at"].dt.epoch("us").to_numpy() / 1e6, bottleneck_class
     )

@@ -16,6 +16,7 @@ from features.cleaning_bounds import bounded
 from features.cleaning_live import Courses, Revision, course_inputs
 from features.conditions import CLASSES, DISTANCE, INDEX, QUANTITIES, JobState, inputs, quantities
 from features.places import FORGET_S, GpuPlaces
+from features.ports import PORTS, node_ports
 from features.thresholds import ThresholdBook
 from features.windows import WINDOW_S
 
@@ -53,6 +54,7 @@ class Intake(GpuPlaces):
         self.ahead = 0
         self.late = 0
         self._inlet: dict[str, float] = {}
+        self._ports: dict[str, tuple] = {}
 
     def observe(
         self,
@@ -60,6 +62,7 @@ class Intake(GpuPlaces):
         node: pl.DataFrame | None = None,
         job_by_node: Mapping | None = None,
         *,
+        port: pl.DataFrame | None = None,
         now_s: float | None = None,
     ) -> int:
         """Take in samples.
@@ -68,6 +71,7 @@ class Intake(GpuPlaces):
             gpu: Rows of `core_gpu_samples` columns, any number per GPU, in any order.
             node: Rows of `core_node_samples` columns; the newest inlet temperature of a node goes with its GPUs.
             job_by_node: Job of a node, for samples that do not name one.
+            port: Rows of `core_port_samples` columns; the newest of each node counts while it is fresh.
             now_s: The moment of the reading, seconds since 1970. Samples later than it by more than 5 s are dropped,
                 and what is there from a later moment (the clock was set back) does not count. None: history, of which
                 nothing is too late.
@@ -86,6 +90,10 @@ class Intake(GpuPlaces):
             newest = _until(node, now_s).sort("ts") if "ts" in node.columns else node
             newest = bounded(newest.select("node", "inlet_temp_c"), ("inlet_temp_c",), [])
             self._inlet.update(newest.drop_nulls().iter_rows())
+        if port is not None and port.height:
+            for name, ts, *values in node_ports(_until(port, now_s)).iter_rows():
+                if name not in self._ports or ts > self._ports[name][0]:
+                    self._ports[name] = (ts, *values)
         gpu = gpu.filter(pl.col("ts").is_not_null() & pl.col("gpu_uuid").is_not_null() & pl.col("node").is_not_null())
         told = gpu.height
         gpu = _until(gpu, now_s)
@@ -172,12 +180,23 @@ class Intake(GpuPlaces):
         return taken
 
     def forget(self, now_s: float, after_s: float = FORGET_S) -> int:
-        """As of `GpuPlaces`; the inlets of nodes that are gone with them."""
+        """As of `GpuPlaces`; inlets and ports of nodes that are gone go with them."""
         gone = super().forget(now_s, after_s)
         if gone:
             known = set(self.roster.node_names)
             self._inlet = {name: value for name, value in self._inlet.items() if name in known}
+            self._ports = {name: told for name, told in self._ports.items() if name in known}
         return gone
+
+    def _ports_of(self, gpus: Ints, now_s: float, stale_s: float) -> NDArray[np.float32]:
+        """Ports of the nodes of some GPUs, NaN where they are not fresh; shape (len(gpus), len(PORTS))."""
+        out = np.full((len(gpus), len(PORTS)), np.nan, dtype=np.float32)
+        if self._ports:
+            for row, node in enumerate(self.node[gpus].tolist()):
+                told = self._ports.get(self.roster.node_names[node])
+                if told is not None and 0 <= now_s - told[0].timestamp() + AHEAD_S <= stale_s + AHEAD_S:
+                    out[row] = [np.nan if value is None else value for value in told[1:]]
+        return out
 
     def _alone(self, job: Ints) -> NDArray[np.bool_]:
         """Which rows are of jobs that have one GPU."""

@@ -102,7 +102,8 @@ class RingWindow(Intake):
             self.distance(bottleneck_class), self.latest[INDEX["gpu_temp_c"], :n], self.is_fresh(now_s),
             self.job[:n], node, self.roster.rack_of_node()[node],
         )  # fmt: skip
-        peers = peer_features(bottleneck_class, of, gpus)
+        ports = self._ports_of(gpus, now_s, self.stale_s)
+        around = np.concatenate((peer_features(bottleneck_class, of, gpus), ports), axis=1)
         parts = []
         for first in range(0, len(gpus), _CHUNK):
             rows = gpus[first : first + _CHUNK]
@@ -111,7 +112,7 @@ class RingWindow(Intake):
             ages = np.where((ages < 0) & (ages >= -AHEAD_S), np.float32(0), ages)
             job_age = now_s - self.since[rows]
             parts.append(
-                window_features(bottleneck_class, values, ages, is_even, job_age, peers[first : first + _CHUNK])
+                window_features(bottleneck_class, values, ages, is_even, job_age, around[first : first + _CHUNK])
             )
         matrix = np.concatenate(parts) if parts else np.zeros((0, len(FEATURES)), dtype=np.float32)
         return FeatureBlock(bottleneck_class, gpus, np.full(len(gpus), now_s), matrix)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from features.conditions import DISTANCE, INDEX
 from features.peers import NEAR, PEERS
 from features.phase import PHASE, phase_features
+from features.ports import PORTS
 
 Floats = NDArray[np.float32]
 
@@ -42,10 +43,11 @@ _SECONDARY = (
     "over_plateau_gib", "step_ratio", "inlet_temp_c",
 )  # fmt: skip
 _STATS = ("last", "change", "slope")
+AROUND = (*PEERS, *PORTS)
 FEATURES = (
     *_PRIMARY,
     *(f"{name}_{stat}" for name in _SECONDARY for stat in _STATS),
-    *PEERS,
+    *AROUND,
     *PHASE,
     "data_age_s",
     "samples",
@@ -114,7 +116,7 @@ def window_features(
     ages: Floats,
     is_even: NDArray[np.bool_],
     job_age_s: NDArray[np.float64],
-    peers: Floats,
+    around: Floats,
 ) -> Floats:
     """Features of gathered windows.
 
@@ -125,7 +127,7 @@ def window_features(
         is_even: Samples that stand for equal times, shape (rows, slots): means, shares and long trends are theirs, so
             that the dense samples of the near past do not outweigh the rest.
         job_age_s: Seconds since the job was first seen on the GPU, shape (rows,), NaN when unknown.
-        peers: Shape (rows, len(PEERS)).
+        around: Peers, neighbours and ports at the row's moment, shape (rows, len(AROUND)).
 
     Returns:
         Shape (rows, len(FEATURES)), float32.
@@ -149,8 +151,8 @@ def window_features(
         out[:, column + 1] = last - _oldest(v, short)
         out[:, column + 2] = _slope(v, t, short)[0]
         column += len(_STATS)
-    out[:, column : column + len(PEERS)] = peers
-    column += len(PEERS)
+    out[:, column : column + len(AROUND)] = around
+    column += len(AROUND)
     activity = values[INDEX["activity_ratio"]]
     phase = phase_features(activity, t, alive & ~np.isnan(activity), is_even)
     out[:, column : column + len(PHASE)] = phase

@@ -250,6 +250,37 @@ def test_neighbours_of_node_and_rack():
     np.testing.assert_allclose(block.column("rack_peers_near_ratio"), [0.5, 0.5, 0, np.nan])
 
 
+def test_ports_of_the_node():
+    gpu = pl.DataFrame(
+        {
+            "ts": [at(t) for t in (0, 0, 60, 60)],
+            "node": ["n0", "n1"] * 2,
+            "gpu_uuid": ["a", "b"] * 2,
+            "gpu_temp_c": 60.0,
+        }
+    )
+    port = pl.DataFrame(
+        {
+            "ts": [at(t) for t in (0, 30, 30, 30)], "node": ["n0", "n0", "n0", "n1"], "port": [1, 1, 2, 1],
+            "tx_bytes_per_s": [1e9, 10e9, 40e9, None], "rx_bytes_per_s": [1e9, 20e9, 1e9, 5e9],
+            "speed_bytes_per_s": [50e9, 50e9, 50e9, 0.0], "ecn_marked_per_s": [None, 100.0, None, None],
+            "cnp_per_s": [0.0, 5.0, 7.0, None],
+        }
+    )  # fmt: skip
+    ring = RingWindow(BOOK)
+    wants = {20: [(1 / 50, 0), (np.nan, np.nan)], 61: [(0.8, 112), (np.nan, np.nan)], 90: [(np.nan, np.nan)] * 2}
+    for moment, want in wants.items():
+        now = at(moment)
+        ring.observe(gpu.filter(pl.col("ts") <= now), port=port, now_s=now.timestamp() - 5)
+        live = ring.features(np.arange(2), "thermal_throttle", now.timestamp())
+        asked = pl.DataFrame({"gpu_uuid": ["a", "b"], "at": [now] * 2})
+        past = history_features(gpu, at=asked, bottleneck_class="thermal_throttle", book=BOOK, ports=port)
+        for block in (live, past):
+            got = np.stack([block.column("port_load_ratio"), block.column("port_marks_per_s")], axis=1)
+            np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=str(moment))
+    assert ring.observe(gpu, port=port.select("ts", "node")) == 0  # absent columns say nothing
+
+
 def test_memory_is_bounded_by_gpus_alone():
     sizes = []
     for sampling in ("1", "30"):

@@ -8,10 +8,9 @@ import pytest
 
 from features.conditions import CLASSES, INDEX, JobState
 from features.history import SampleHistory, history_features
-from features.peers import PEERS
 from features.telemetry import RingWindow
 from features.thresholds import GIB, ThresholdBook
-from features.windows import FEATURE_INDEX, screen, time_to_limit_s, window_features
+from features.windows import AROUND, FEATURE_INDEX, screen, time_to_limit_s, window_features
 from tests.gpu_samples import ACHIEVABLE, BOOK, H100, START, at, frame, gang
 
 
@@ -109,7 +108,7 @@ def test_features_against_brute_force():
         values[INDEX["thermal_distance_c"], 0] = x
         got = window_features(
             "thermal_throttle", values, ages[None], np.ones((1, slots), dtype=bool), np.array([np.nan]),
-            np.zeros((1, len(PEERS)), dtype=np.float32),
+            np.zeros((1, len(AROUND)), dtype=np.float32),
         )[0]  # fmt: skip
         for name, want in features_by_hand("thermal_throttle", ages, x).items():
             assert got[FEATURE_INDEX[name]] == pytest.approx(want, rel=2e-3, abs=2e-3), name
