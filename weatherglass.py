@@ -443,6 +443,21 @@ def estimate_memory(gpu_memory: str | None, as_json: bool, **asked: Any) -> None
     raise SystemExit(0 if print_estimate(training, capacity_bytes, as_json=as_json) else 1)
 
 
+@cli.command("communication", epilog=_example("weatherglass communication --cluster prod --since 30m"))
+@_cluster
+@click.option("--since", type=_Length(), default="15m", show_default=True, metavar="TIME", help="How far back, as 30m.")
+@click.option("--top", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Jobs, and links, at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, all of it.")
+def communication(cluster: str | None, since: timedelta, top: int, as_json: bool) -> None:
+    """Show jobs by the share of their steps spent on communication.
+
+    Beside it how far the slowest rank of each is behind its gang, and which NVLinks and network ports are full.
+    """
+    from pipelines.communication_report import print_communication
+
+    print_communication(_settings(), cluster, datetime.now(UTC), since, top=top, as_json=as_json)
+
+
 @cli.command("memory-use", epilog=_example("weatherglass memory-use --cluster prod --since 14d"))
 @_cluster
 @click.option("--since", type=_Length(), default="7d", show_default=True, metavar="TIME", help="How far back, as 14d.")

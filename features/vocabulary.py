@@ -121,6 +121,7 @@ _COLUMNS: tuple[Column, ...] = (
     _c("remapped_rows_total", F32, "Memory rows remapped after uncorrectable errors", "rows", 0, 1e6),
     _c("nvlink_error_total", F32, "NVLink replay, recovery and CRC errors", "errors", 0, 1e12),
     _c("step_time_s", F32, "Duration of the job's last training step, as the job reports it", "s", 1e-6, 86_400, 0.001),
+    _c("communication_time_s", F32, "Part of the job's last step that waited for communication", "s", 0, 86_400, 0.001),
     # --- GPU health: counters and states that change seldom -----------------------------------------------
     _c("energy_total_j", F64, "Energy used since the driver was loaded", "J", 0, 1e15),
     _c(
@@ -403,6 +404,7 @@ PORT_STATES = ("speed_bytes_per_s", "link_downed_total", "is_link_up")
 PROGRESS_QUANTITIES = (
     "step",
     "step_time_s",
+    "communication_time_s",
     "loss",
     "phase",
     "max_steps",

@@ -210,8 +210,8 @@ class HintsClient:
 
         Args:
             cluster: Cluster that they run on.
-            rows: `job_id` and one or more of `step`, `max_steps`, `step_time_s`, `loss`, `phase`; perhaps `rank`. 1 to
-                1,000.
+            rows: `job_id` and one or more of `step`, `max_steps`, `step_time_s`, `communication_time_s`, `loss`,
+                `phase`; perhaps `rank`. 1 to 1,000.
 
         Returns:
             Not fresh when the API cannot be asked: nothing is kept then, and training goes on.

@@ -40,7 +40,7 @@ def _bounds(column: str) -> dict[str, Any]:
 
 
 class ProgressRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
-    """How far a job is at one time. One of `step`, `step_time_s`, `loss`, `phase` and `max_steps` must be there.
+    """How far a job is at one time. One of `PROGRESS_QUANTITIES` must be there.
 
     `ts` defaults to when the API took the row; `rank` is for applications of which each process reports for itself.
     """
@@ -50,6 +50,7 @@ class ProgressRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_
     rank: Annotated[int, msgspec.Meta(**_bounds("rank"))] | None = None
     step: Annotated[int, msgspec.Meta(**_bounds("step"))] | None = None
     step_time_s: Annotated[float, msgspec.Meta(**_bounds("step_time_s"))] | None = None
+    communication_time_s: Annotated[float, msgspec.Meta(**_bounds("communication_time_s"))] | None = None
     loss: float | None = None
     phase: str | None = None
     max_steps: Annotated[int, msgspec.Meta(**_bounds("max_steps"))] | None = None
@@ -103,6 +104,9 @@ def decode_progress(body: bytes, now: datetime) -> ProgressRequest:
             )
         if row.step is not None and row.max_steps is not None and row.max_steps < row.step:
             raise _bad(f"{name}.max_steps", str(row.max_steps), f"at least step, {row.step}")
+        waited = row.communication_time_s
+        if waited is not None and row.step_time_s is not None and waited > row.step_time_s:
+            raise _bad(f"{name}.communication_time_s", str(waited), f"at most step_time_s, {row.step_time_s}")
         if all(getattr(row, column) is None for column in PROGRESS_QUANTITIES):
             said = f"at least one of {', '.join(PROGRESS_QUANTITIES)}"
             raise _bad(name, "nothing", said, list(PROGRESS_QUANTITIES))

@@ -95,11 +95,12 @@ def _of_job(population: Population, job: Job, profile: Profile, rng: np.random.G
     phase = np.select(
         [is_startup[cell], is_checkpoint[cell], is_evaluation[cell]], ["startup", "checkpoint", "evaluation"], "train"
     )
+    waits = max(profile.exposed_ratio * profile.link_s, profile.link_s - profile.compute_s) / profile.step_s
     said = np.where(count > 0, profile.step_s * slow[cell] * rng.lognormal(0, NOISE, len(at)), np.nan)
     return pl.DataFrame({
         "job_id": [job.job_id] * len(at), "at_s": job.start + at, "step": count, "max_steps": max_steps,
-        "step_time_s": said, "phase": phase,
-    }).with_columns(pl.col("step_time_s").fill_nan(None))  # fmt: skip
+        "step_time_s": said, "communication_time_s": said * min(waits, 1.0), "phase": phase,
+    }).with_columns(pl.col("step_time_s", "communication_time_s").fill_nan(None))  # fmt: skip
 
 
 def _begun_again(done: np.ndarray, clock: np.ndarray, is_checkpoint: np.ndarray, restart_s: float) -> np.ndarray:

@@ -140,7 +140,8 @@ def test_a_state_folder_that_cannot_be_made_is_one(run, tmp_path):
 
 @pytest.mark.parametrize(
     "command",
-    ["outcomes", "outcomes --so-far", "quality", "demand", "memory-use", "retrain", "maintain", "models list",
+    ["outcomes", "outcomes --so-far", "quality", "demand", "memory-use", "communication", "retrain",
+     "maintain", "models list",
      "checkpoint-advice --gpus 8 --checkpoint-s 60"],
 )  # fmt: skip
 def test_who_works_on_what_is_there_makes_no_store(tmp_path, command):

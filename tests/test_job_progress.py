@@ -98,7 +98,9 @@ def test_a_row_without_a_time_is_of_now(tmp_path: Path, store: Store) -> None:
         (ROW | {"job_id": "7\0"}, 422, ["job_id"]),
         (ROW | {"job_id": "7\n"}, 422, ["job_id"]),
         (ROW | {"job_id": "\ud800"}, 400, ["JSON"]),
-        ({"job_id": "7"}, 400, ["rows[0]", "step, step_time_s, loss, phase"]),
+        (ROW | {"communication_time_s": 1.6}, 400, ["rows[0].communication_time_s", "at most step_time_s, 1.5"]),
+        (ROW | {"communication_time_s": -0.1}, 422, [">= 0", "rows[0].communication_time_s"]),
+        ({"job_id": "7"}, 400, ["rows[0]", "step, step_time_s, communication_time_s, loss, phase"]),
         (ROW | {"loss": float("nan")}, 400, ["JSON"]),
     ],
 )
@@ -206,6 +208,7 @@ def test_metrics_of_an_application_become_rows() -> None:
         ("training_max_steps", seven, [100, 0]),
         ("training_step_time_seconds", seven, [1.5, 100_000]),
         ("training_step_time_seconds", scraped, [0]),  # before its first step
+        ("training_communication_time_seconds", seven, [0.5, 0.25]),
         ("training_loss", seven, [2.25, float("nan")]),
         ("training_phase", seven | {"phase": "train"}, [1, 0]),
         ("training_phase", seven | {"phase": "checkpoint"}, [0, 1]),
@@ -215,10 +218,10 @@ def test_metrics_of_an_application_become_rows() -> None:
         ("training_phase", seven | {"phase": "sleep"}, [1]),
     )
     frame, warnings = read_progress_series(api, "a", T0, T0 + timedelta(minutes=9), matcher='cluster="a"')
-    columns = ["job_id", "rank", "step", "max_steps", "step_time_s", "loss", "phase"]
+    columns = ["job_id", "rank", "step", "max_steps", "step_time_s", "communication_time_s", "loss", "phase"]
     assert frame.select(columns).rows() == [
-        ("7", None, 10, 100, 1.5, 2.25, "train"), ("7", None, 11, None, None, None, "checkpoint"),
-        ("8", 1, 5, None, None, None, None),
+        ("7", None, 10, 100, 1.5, 0.5, 2.25, "train"), ("7", None, 11, None, None, 0.25, None, "checkpoint"),
+        ("8", 1, 5, None, None, None, None, None),
     ]  # fmt: skip
     assert frame["source"].unique().to_list() == ["prometheus"]
     assert frame["ts"].to_list() == [T0, T0 + timedelta(minutes=1), T0]
