@@ -57,10 +57,11 @@ def serve(
     jobs_days: float, host: str, port: int, tick_s: float, history_hours: float, out: Path, external_jobs: bool,
 ) -> None:  # fmt: skip
     """Write a history up to now, then go on in real time and serve /metrics/<node>, /sd, /truth and /control."""
-    from simulator.exporter import Exporter, check_port
-    from simulator.exporter import serve as serve_http
+    from simulator.exporter import Exporter
     from simulator.hardware import SimulatorError
     from simulator.history import aligned, write_history
+    from simulator.server import check_port
+    from simulator.server import serve as serve_http
 
     try:
         check_port(host, port)

@@ -1,8 +1,9 @@
 """Disturbances: cooling faults, hot aisles, NVLink saturation, memory leaks, look-alikes.
 
-An event is drawn from the seed at a stated base rate, ramps towards its onset (or is a step), holds, and clears. This
-module shapes what it does to the physics over time; whether the GPU gets that hot is up to `physics.py`, and when the
-condition truly became set is booked in `truth.py`. Hardware that breaks is in `faults.py`.
+An event is drawn from the seed at a base rate (`rates.py`), ramps towards its onset (or is a step), holds, and clears.
+Its size is worked out in `event_shapes.py`. This module has what it does to the physics over time; whether the GPU gets
+that hot is up to `physics.py`, and when the condition truly became set is booked in `truth.py`. Hardware that breaks is
+in `faults.py`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from simulator.hardware import GIB, GPUS_PER_NODE, MIB, SimulatorError
+from simulator.event_shapes import shape
+from simulator.hardware import GPUS_PER_NODE, SimulatorError
 from simulator.jobs import Job
-from simulator.physics import (
-    MEMORY_FREE_MIN_BYTES,
-    NVLINK_SATURATED_RATIO,
-    RECIRCULATION_K_PER_KW,
-    STEP_SLOW_RATIO,
-    Physics,
-)
+from simulator.physics import Physics
+from simulator.rates import Rates as Rates
 from simulator.truth import CLASSES, TruthBook
 
 MODES = {
@@ -29,49 +26,6 @@ MODES = {
     "nvlink_saturation": ("collective", "lane_loss"),
     "memory_exhaustion": ("leak",),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Base rates. No published rate of these onsets is known; these are assumptions, to be scaled by `fault_scale`.
-
-    Attributes:
-        thermal, nvlink, memory: Candidates per GPU-hour; one that meets an idle GPU comes to nothing. An NVLink
-            onset sets every GPU of its job on the node.
-        lookalike_ratio: Harmless ramps per onset.
-        step_ratio: Share of onsets that are steps without any precursor.
-        hot_aisle: Events per rack-hour.
-        power, straggler, fabric, host_memory: As `thermal`, of the classes of `strains.py`; 0 leaves a class out.
-        has_shortage: Queues that run short are written to the ground truth.
-    """
-
-    thermal: float = 0.4e-3
-    nvlink: float = 0.3e-3
-    memory: float = 0.5e-3
-    lookalike_ratio: float = 1.0
-    step_ratio: float = 0.4
-    hot_aisle: float = 0.02e-3
-    power: float = 0.0
-    straggler: float = 0.0
-    fabric: float = 0.0
-    host_memory: float = 0.0
-    has_shortage: bool = False
-
-    @classmethod
-    def of_every_class(cls) -> Rates:
-        """Rates at which every class happens."""
-        return cls(power=0.2e-3, straggler=0.3e-3, fabric=0.2e-3, host_memory=0.1e-3, has_shortage=True)
-
-    @property
-    def of_strains(self) -> dict[str, float]:
-        """Rates of the classes of `strains.py`, by class."""
-        return {
-            "power_throttle": self.power, "straggler": self.straggler, "fabric_congestion": self.fabric,
-            "host_memory": self.host_memory,
-        }  # fmt: skip
-
-    def of(self, class_: str) -> float:
-        return {"thermal_throttle": self.thermal, "nvlink_saturation": self.nvlink}.get(class_, self.memory)
 
 
 @dataclass(slots=True, eq=False)
@@ -202,7 +156,6 @@ class Events:
                 f"no {class_} can be injected on {node}/{gpu % GPUS_PER_NODE}: {reason}; "
                 f"possible now: {', '.join(names) or 'nowhere'}"
             )
-        shape = {"thermal_throttle": self._thermal, "nvlink_saturation": self._nvlink}.get(class_, self._memory)
         ramp = float(onset_in_s) if onset_in_s is not None else float(rng.uniform(60, 240))
         if is_step and onset_in_s is None:
             ramp = 0.0
@@ -210,7 +163,7 @@ class Events:
             id_, class_, mode or MODES[class_][0], np.array([gpu]), self.physics.jobs[gpu], ramp_at, ramp_at + ramp,
             ramp_at + ramp, ramp_at + ramp, ramp_at + ramp, is_step, is_lookalike, is_injected,
         )  # fmt: skip
-        shape(event, gpu, max(ramp, 1.0), rng, mode)
+        shape(self.physics, event, gpu, max(ramp, 1.0), rng, mode)
         self.book.record(event)
         self.active.append(event)
         self._is_quiet = False
@@ -233,84 +186,6 @@ class Events:
         self.active.append(event)
         self._is_quiet = False
         return event
-
-    def _thermal(self, event: Event, gpu: int, ramp: float, rng: np.random.Generator, mode: str | None) -> None:
-        physics, limit = self.physics, self.physics.model.temp_limit_c
-        if (event.is_step and mode is None) or mode == "voltage_regulator":
-            event.mode = "voltage_regulator"  # its own sensor trips: the core shows nothing beforehand
-            event.is_step = True
-            event.hold_until = event.end_at = event.onset_at + float(rng.uniform(90, 600))
-            return
-        power = float(physics.mean_power()[gpu])
-        node_kw = float(physics.node_power(physics.power)[gpu // GPUS_PER_NODE]) / 1e3
-        room = float(physics.supply(event.ramp_at)[physics.rack_of[gpu // GPUS_PER_NODE]])
-        air = room + RECIRCULATION_K_PER_KW * node_kw + float(physics.air_rise[gpu])
-        now, lag = float(physics.temp[gpu]), float(physics.lag_s[gpu])
-        rise = float(physics.resistance[gpu]) * power
-        if event.is_lookalike:
-            event.size = max(0.0, (limit - float(rng.uniform(3, 8)) - air) / rise - 1) / ramp
-            event.peak_at = event.onset_at
-        else:
-            # Ramp of the resistance for which a first-order lag reaches the limit after `ramp` seconds.
-            start = air + rise
-            gap = limit - start - (now - start) * math.exp(-ramp / lag)
-            event.size = max(gap, 1.0) / (ramp - lag * -math.expm1(-ramp / lag)) / rise
-            event.peak_at = event.onset_at + float(rng.uniform(0.1, 0.35)) * ramp
-        event.hold_until = event.peak_at + float(rng.uniform(180, 900))
-        event.end_at = event.hold_until + float(rng.uniform(60, 120))
-
-    def _nvlink(self, event: Event, gpu: int, ramp: float, rng: np.random.Generator, mode: str | None) -> None:
-        physics = self.physics
-        job = event.job
-        assert job is not None
-        assert job.profile is not None
-        members = physics.members[job.id]
-        p = job.profile
-        heavy = p.link_s > 0.5 * p.compute_s
-        if mode == "lane_loss" or (mode is None and event.is_step and heavy and rng.random() < 0.6):
-            event.mode, event.is_step = "lane_loss", True
-            event.gpus = np.array([gpu])
-            event.size = 2.0
-            need = (STEP_SLOW_RATIO * 1.05 * p.step_s) / p.link_s
-            event.size = max(event.size, need)
-        else:
-            event.gpus = members
-            c, e, k = p.compute_s, p.exposed_ratio, p.link_s
-            slow = (STEP_SLOW_RATIO + 0.005) * p.step_s
-            by_step = (slow - c) / e if (1 - e) * (slow - c) / e <= c else slow
-            full = NVLINK_SATURATED_RATIO * 1.002
-            # Traffic while steps still hide some of it: efficiency·K ÷ (C + e·K).
-            by_rate = full * c / (p.link_efficiency - full * e)
-            by_rate = by_rate if (1 - e) * by_rate <= c else c / (1 - e)
-            onset = (max(by_step, by_rate) if p.reports_steps else by_rate) / k
-            if event.is_lookalike:
-                event.size = 1 + (by_rate / k * float(rng.uniform(0.6, 0.82)) - 1)
-                event.size = max(event.size, 1.0)
-            else:
-                event.size = onset
-        ramp_until = event.onset_at
-        event.peak_at = ramp_until if event.is_lookalike or event.is_step else ramp_until + 0.3 * ramp
-        event.hold_until = event.peak_at + float(rng.uniform(60, 600))
-        event.end_at = event.hold_until + (0.0 if event.is_step else float(rng.uniform(20, 90)))
-
-    def _memory(self, event: Event, gpu: int, ramp: float, rng: np.random.Generator, mode: str | None) -> None:  # noqa: ARG002
-        physics = self.physics
-        job = event.job
-        assert job is not None
-        if rng.random() < 0.25 and not event.is_injected:
-            members = physics.members[job.id]
-            event.gpus = members[members // GPUS_PER_NODE == gpu // GPUS_PER_NODE]
-        room = (physics.model.memory_total_mib - physics.model.memory_reserved_mib) * MIB
-        event.base_bytes = room - physics.plateau[event.gpus] - 4 * MIB
-        event.decay_s = float(rng.uniform(9, 22))
-        if event.is_lookalike:
-            event.size = float(rng.uniform(1.5, 2.4)) * GIB
-            event.hold_until = event.peak_at + float(rng.uniform(120, 1200))
-            event.end_at = event.hold_until + 30
-            return
-        event.size = MEMORY_FREE_MIN_BYTES
-        event.oom_at = event.onset_at + (float(rng.uniform(8, 60)) if event.is_step else 2.3 * event.decay_s)
-        event.hold_until = event.end_at = event.oom_at + 60
 
     # --- acting --------------------------------------------------------------------------------------------
     def act(self, when: float) -> None:

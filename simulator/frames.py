@@ -15,14 +15,15 @@ import polars as pl
 
 from features.vocabulary import JOB_COLUMNS, TIME, conform, schema
 from simulator.hardware import GPUS_PER_NODE, MIB
+from simulator.hosts import HOST_BYTES, host_available_bytes, port_rates
 from simulator.jobs import Job
 from simulator.physics import BRAKE_CLOCK, POWER_EXPONENT
-from simulator.strains import HOST_BYTES
 from simulator.streams import Stream, generator
 from simulator.truth import iso
 
 if TYPE_CHECKING:
     from simulator.cluster import SimulatedCluster
+    from simulator.job_course import JobCourse
 
 IDLE, POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_BRAKE = 0x1, 0x4, 0x8, 0x20, 0x40, 0x80
 FLAGS = ("is_thermal_slowdown", "is_power_brake", "is_power_capped")
@@ -168,7 +169,7 @@ def node_frame(cluster: SimulatedCluster) -> pl.DataFrame:
             "node_power_w": np.where(taken.is_up, taken.node["node_power_w"], np.nan),
             "is_up": taken.is_up,
             "host_mem_available_bytes": np.where(
-                taken.is_up, cluster.strains.host_available_bytes(cluster.time), np.nan
+                taken.is_up, host_available_bytes(cluster.physics, cluster.strains.active, cluster.time), np.nan
             ),
             "host_mem_total_bytes": np.where(taken.is_up, float(HOST_BYTES), np.nan),
         }
@@ -183,7 +184,7 @@ def port_frame(cluster: SimulatedCluster) -> pl.DataFrame:
     topology, now = cluster.topology, cluster.time
     up = np.flatnonzero(cluster.physics.is_reachable)
     noise = generator(cluster.seed, Stream.NOISE, int(now * 10), 1).standard_normal(topology.nodes)
-    rates = cluster.strains.ports(now, noise)
+    rates = port_rates(cluster.physics, cluster.strains.active, now, noise)
     frame = pl.DataFrame(
         {
             "ts": pl.Series([iso(now)], dtype=TIME).new_from_index(0, len(up)),
@@ -216,7 +217,7 @@ def rank_frame(cluster: SimulatedCluster) -> pl.DataFrame:
     return conform(frame, "core_job_progress")
 
 
-def job_row(cluster: SimulatedCluster, job: Job) -> dict[str, Any]:
+def job_row(cluster: JobCourse, job: Job) -> dict[str, Any]:
     """One job in the canonical columns."""
     names = cluster.topology.node_names
     return {
@@ -239,7 +240,7 @@ def job_row(cluster: SimulatedCluster, job: Job) -> dict[str, Any]:
         "node_list": ",".join(names[i] for i in job.nodes_held) or None,
         "reason": job.reason if job.state == "PENDING" else None,
         "planned_start_time": iso(job.planned_start) if job.state == "PENDING" else None,
-        "observed_at": cluster.now,
+        "observed_at": iso(cluster.time),
     }
 
 

@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from simulator.cluster import SimulatedCluster
-from simulator.exporter import Exporter, serve
+from simulator.exporter import Exporter
 from simulator.history import aligned
+from simulator.server import serve
 
 
 def past_lines(exporter: Exporter, seconds: float, tick_s: float) -> bytes:

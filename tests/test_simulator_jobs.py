@@ -11,9 +11,9 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from simulator.cluster import SimulatedCluster
-from simulator.events import Rates
 from simulator.faults import FAULTS_PER_NODE_DAY, Hazards
 from simulator.hardware import SimulatorError
+from simulator.rates import Rates
 from simulator.sacct import SacctText, compress_hostlist
 from simulator.workload import LIMITS_S, P_CANCEL, P_FAIL, Population
 

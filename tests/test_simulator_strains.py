@@ -10,8 +10,8 @@ from features.labels import LABEL_CLASSES, label_bottlenecks, label_ranks, label
 from features.occupancy import queue_occupancy
 from features.thresholds import ThresholdBook
 from simulator.cluster import SimulatedCluster
-from simulator.events import Rates
 from simulator.hardware import SimulatorError
+from simulator.rates import Rates
 from simulator.strains import CLASSES, MODES, Strains
 
 START = datetime(2026, 11, 4, tzinfo=UTC)
