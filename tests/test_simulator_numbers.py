@@ -10,7 +10,7 @@ from simulator.cluster import SimulatedCluster
 from simulator.rates import Rates
 
 # Of work, physics, jobs and node faults, without disturbances. Another digest is a change of all that was measured.
-DIGEST = "7f026a9f07b5cd41"
+DIGEST = "e56767d5439eed4a"
 
 
 def test_frames_of_a_seed_are_what_they_were() -> None:
@@ -22,7 +22,8 @@ def test_frames_of_a_seed_are_what_they_were() -> None:
         cluster.step()
         if i % 40 == 0:
             for frame in (cluster.gpu_frame(), cluster.node_frame(), cluster.port_frame(), cluster.rank_frame()):
-                digest.update(frame.write_csv(float_precision=2).encode())
+                told = frame.select(sorted(name for name in frame.columns if frame[name].null_count() < frame.height))
+                digest.update(told.write_csv(float_precision=2).encode())
     digest.update(cluster.jobs_frame().write_csv().encode() + cluster.faults_frame().write_csv().encode())
     assert len(cluster.faults) >= 5, "node faults are part of it"
     assert digest.hexdigest()[:16] == DIGEST
