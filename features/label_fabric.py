@@ -15,13 +15,7 @@ from features.conditions import INDEX
 from features.history import SampleHistory
 from features.label_spans import CLEAR, SET, UNKNOWN, Series, gap_s, own_usual
 from features.thresholds import ThresholdBook
-
-# Rate of a port → the floor from which it counts.
-RATES = {
-    "ecn_marked_per_s": "port_ecn_per_s", "cnp_per_s": "port_cnp_per_s",
-    "retransmits_per_s": "port_retransmits_per_s", "transmit_wait_per_s": "port_wait_ticks_per_s",
-}  # fmt: skip
-LOADS = ("tx_bytes_per_s", "rx_bytes_per_s")
+from features.unit_conditions import LOADS, RATES, fabric_distance, port_fill
 
 
 def port_series(ports: pl.DataFrame) -> tuple[Series, pl.DataFrame]:
@@ -55,22 +49,12 @@ def fabric_states(
         Shape (samples,), and the samples with the job that was on the node.
     """
     limits = {name: values[series.gpu] for name, values in book.arrays([node or "" for node in series.nodes]).items()}
-    known = np.zeros(len(series.ts), dtype=bool)
-    high = np.zeros(len(series.ts), dtype=bool)
-    speed = _column(frame, "speed_bytes_per_s")
-    with np.errstate(invalid="ignore", divide="ignore"):
-        for name in LOADS:
-            fill = _column(frame, name) / np.where(speed > 0, speed, np.nan)
-            known |= ~np.isnan(fill)
-            high |= fill >= limits["port_full_ratio"]
-        for name, floor in RATES.items():
-            rate = _column(frame, name)
-            known |= ~np.isnan(rate)
-            high |= (rate >= limits[floor]) & (rate > limits["port_burst_ratio"] * own_usual(series.gpu, rate))
-    ratio, jobs = _steps(series, history)
-    with np.errstate(invalid="ignore"):
-        harmless = ratio <= limits["step_slow_ratio"]
-    state = np.where(known, np.where(high & ~harmless, SET, CLEAR), UNKNOWN).astype(np.int8)
+    columns = {name: _column(frame, name) for name in (*LOADS, *RATES, "speed_bytes_per_s")}
+    rates = np.stack([columns[name] for name in RATES])
+    usual = np.stack([own_usual(series.gpu, rate) for rate in rates])
+    ratio, jobs = node_steps(series, history)
+    distance, _ = fabric_distance(port_fill(columns), rates, usual, limits, ratio)
+    state = np.where(np.isnan(distance), UNKNOWN, np.where(distance <= 0, SET, CLEAR)).astype(np.int8)
     told = Series(series.names, series.nodes, jobs, series.gpu, series.ts, series.interval_s, series.cluster)
     return state, told
 
@@ -81,8 +65,8 @@ def _column(frame: pl.DataFrame, name: str) -> NDArray[np.float64]:
     return frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy()
 
 
-def _steps(series: Series, history: SampleHistory | None) -> tuple[NDArray[np.float64], list[str | None]]:
-    """Slowest step against its own, and job, of the GPUs on each port's node as last sampled; NaN and None else."""
+def node_steps(series: Series, history: SampleHistory | None) -> tuple[NDArray[np.float64], list[str | None]]:
+    """Slowest step against its own, and job, of the GPUs on each sample's node as last sampled; NaN and None else."""
     n = len(series.ts)
     if history is None or not len(history.ts) or not n:
         return np.full(n, np.nan), [None] * n

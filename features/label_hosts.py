@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from features.label_spans import CLEAR, SET, UNKNOWN, Series, own_usual
 from features.thresholds import ThresholdBook
+from features.unit_conditions import KINDS, host_distance
 
-COLUMNS = ("host_mem_available_bytes", "host_mem_total_bytes", "oom_kills_total")
+COLUMNS = KINDS["host_memory"].inputs
 
 
 def host_states(node_samples: pl.DataFrame, book: ThresholdBook) -> tuple[Series, NDArray[np.int8]]:
@@ -49,11 +50,8 @@ def host_states(node_samples: pl.DataFrame, book: ThresholdBook) -> tuple[Series
     new = np.full(len(kills), np.nan)
     if len(kills) > 1:
         new[1:] = np.where(np.diff(series.gpu) == 0, np.diff(kills), np.nan)
+    total = value["host_mem_total_bytes"]
     with np.errstate(invalid="ignore", divide="ignore"):
-        free = value["host_mem_available_bytes"] / np.where(
-            value["host_mem_total_bytes"] > 0, value["host_mem_total_bytes"], np.nan
-        )
-        low = (free < floor) & (free < own_usual(series.gpu, free) - floor)
-        killed = new > 0  # a counter that falls began anew with the host
-    known = ~np.isnan(free) | ~np.isnan(new)
-    return series, np.where(low | killed, SET, np.where(known, CLEAR, UNKNOWN)).astype(np.int8)
+        free = value["host_mem_available_bytes"] / np.where(total > 0, total, np.nan)
+        distance = host_distance(free, own_usual(series.gpu, free), new, floor)
+        return series, np.where(np.isnan(distance), UNKNOWN, np.where(distance <= 0, SET, CLEAR)).astype(np.int8)

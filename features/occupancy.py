@@ -14,6 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.label_spans import CLEAR, SET, UNKNOWN, Series
+from features.unit_conditions import queue_distance
 from features.vocabulary import TIME
 
 EVERY = timedelta(seconds=30)
@@ -114,8 +115,6 @@ def shortage_states(occupancy: pl.DataFrame) -> tuple[Series, NDArray[np.int8]]:
         .sort("scope_id", "ts")
     )
     counts = (frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("pending_gpu_num", "idle_gpu_num"))
-    pending, idle = counts
-    with np.errstate(invalid="ignore"):
-        known = (pending >= 0) & (idle >= 0)
-        state = np.where(known, np.where(pending > idle, SET, CLEAR), UNKNOWN)
+    distance = queue_distance(*counts)
+    state = np.where(np.isnan(distance), UNKNOWN, np.where(distance <= 0, SET, CLEAR))
     return Series.of(frame), state.astype(np.int8)

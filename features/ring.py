@@ -61,9 +61,9 @@ def far_cell(ts: Times) -> Ints:
 class _Tier:
     """Samples by cells of one length: the sample of cell c stands in slot c mod cells."""
 
-    def __init__(self, cell_s: float, cells: int, *, has_util: bool) -> None:
+    def __init__(self, cell_s: float, cells: int, quantities: int, *, has_util: bool) -> None:
         self.cell_s, self.cells = cell_s, cells
-        self.values = np.zeros((0, cells, len(QUANTITIES)), dtype=np.float32)
+        self.values = np.zeros((0, cells, quantities), dtype=np.float32)
         self.ts = np.zeros((0, cells))
         self.util = np.zeros((0, cells if has_util else 0), dtype=np.float32)
 
@@ -92,11 +92,12 @@ class Ring:
 
     Args:
         has_util: Whether utilisation is kept beside the quantities, for `use_util`.
+        quantities: How many quantities a sample has: of GPUs, or fewer of nodes, ports and queues.
     """
 
-    def __init__(self, *, has_util: bool) -> None:
-        self.near = _Tier(NEAR_CELL_S, NEAR_CELLS, has_util=has_util)
-        self.far = _Tier(FAR_CELL_S, FAR_CELLS, has_util=has_util)
+    def __init__(self, *, has_util: bool, quantities: int = len(QUANTITIES)) -> None:
+        self.near = _Tier(NEAR_CELL_S, NEAR_CELLS, quantities, has_util=has_util)
+        self.far = _Tier(FAR_CELL_S, FAR_CELLS, quantities, has_util=has_util)
 
     def put(self, gpu: Ints, ts: Times, values: Floats, util: Floats) -> Flags:
         """Keep one sample of each of some GPUs.

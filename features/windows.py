@@ -7,7 +7,8 @@ samples may be irregular, late or missing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ SCREEN_STEP_RATIO = 1.10
 TOLERANCE = {"thermal_throttle": 0.5, "nvlink_saturation": 0.02, "memory_exhaustion": 0.05}
 JOB_WINDOW = {"thermal_throttle": False, "nvlink_saturation": True, "memory_exhaustion": True}
 
-_PRIMARY = (
+PRIMARY = (
     "last", "mean", "spread", "max", "min", "slope_short", "slope_mid", "slope_all", "residual_short",
     "acceleration", "time_to_limit_short_s", "time_to_limit_mid_s", "since_change_s", "near_ratio",
     "set_ratio", "rise_30s", "new_low",
@@ -42,11 +43,11 @@ _SECONDARY = (
     "gpu_temp_c", "mem_temp_c", "gpu_power_w", "sm_clock_hz", "activity_ratio", "nvlink_fill_ratio",
     "over_plateau_gib", "step_ratio", "inlet_temp_c",
 )  # fmt: skip
-_STATS = ("last", "change", "slope")
+STATS = ("last", "change", "slope")
 AROUND = (*PEERS, *PORTS)
 FEATURES = (
-    *_PRIMARY,
-    *(f"{name}_{stat}" for name in _SECONDARY for stat in _STATS),
+    *PRIMARY,
+    *(f"{name}_{stat}" for name in _SECONDARY for stat in STATS),
     *AROUND,
     *PHASE,
     "data_age_s",
@@ -64,20 +65,22 @@ class FeatureBlock:
         bottleneck_class: The class whose distance is the primary quantity.
         gpus: Index of each row's GPU.
         at_s: Moment of each row, seconds.
-        matrix: Shape (rows, len(FEATURES)), float32, NaN where not known.
+        matrix: Shape (rows, features), float32, NaN where not known.
+        index: Column of each feature; that of GPUs, or of a class of nodes, ports or queues.
     """
 
     bottleneck_class: str
     gpus: NDArray[np.int64]
     at_s: NDArray[np.float64]
     matrix: Floats
+    index: Mapping[str, int] = field(default_factory=lambda: FEATURE_INDEX)
 
     def column(self, name: str) -> Floats:
         """One feature, shape (rows,)."""
-        return self.matrix[:, FEATURE_INDEX[name]]
+        return self.matrix[:, self.index[name]]
 
 
-def _slope(x: Floats, t: Floats, mask: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
+def slope_of(x: Floats, t: Floats, mask: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
     """Least squares per row: slope, residual spread, number of points; NaN under 3 points."""
     n = mask.sum(axis=1, dtype=np.float32)
     safe = np.maximum(n, 1)
@@ -92,13 +95,14 @@ def _slope(x: Floats, t: Floats, mask: NDArray[np.bool_]) -> tuple[Floats, Float
     return slope, np.where(ok, np.sqrt(rest), np.nan).astype(np.float32), n
 
 
-def _newest(x: Floats, mask: NDArray[np.bool_]) -> Floats:
+def newest_of(x: Floats, mask: NDArray[np.bool_]) -> Floats:
     """Newest masked value per row (slots run oldest to newest), NaN without one."""
     slot = x.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1)
     return np.where(mask.any(axis=1), x[np.arange(len(x)), slot], np.nan)
 
 
-def _oldest(x: Floats, mask: NDArray[np.bool_]) -> Floats:
+def oldest_of(x: Floats, mask: NDArray[np.bool_]) -> Floats:
+    """Oldest masked value per row, NaN without one."""
     slot = np.argmax(mask, axis=1)
     return np.where(mask.any(axis=1), x[np.arange(len(x)), slot], np.nan)
 
@@ -140,34 +144,46 @@ def window_features(
     t = -ages
     x = values[INDEX[DISTANCE[bottleneck_class]]]
     seen = (of_job if JOB_WINDOW[bottleneck_class] else alive) & ~np.isnan(x)
-    _primary(bottleneck_class, out, x, t, seen, is_even)
-    column = len(_PRIMARY)
+    course_stats(out, x, t, seen, is_even, tolerance=TOLERANCE[bottleneck_class], near=NEAR[bottleneck_class])
+    column = len(PRIMARY)
     for name in _SECONDARY:
         v = values[INDEX[name]]
         mask = alive & ~np.isnan(v)
         short = mask & (t >= -SHORT_S)
-        last = _newest(v, mask)
+        last = newest_of(v, mask)
         out[:, column] = last
-        out[:, column + 1] = last - _oldest(v, short)
-        out[:, column + 2] = _slope(v, t, short)[0]
-        column += len(_STATS)
+        out[:, column + 1] = last - oldest_of(v, short)
+        out[:, column + 2] = slope_of(v, t, short)[0]
+        column += len(STATS)
     out[:, column : column + len(AROUND)] = around
     column += len(AROUND)
     activity = values[INDEX["activity_ratio"]]
     phase = phase_features(activity, t, alive & ~np.isnan(activity), is_even)
     out[:, column : column + len(PHASE)] = phase
     column += len(PHASE)
-    out[:, column] = _newest(ages, alive)
+    out[:, column] = newest_of(ages, alive)
     out[:, column + 1] = alive.sum(axis=1)
     out[:, column + 2] = np.minimum(job_age_s, FAR_S)
     return out
 
 
-def _primary(
-    bottleneck_class: str, out: Floats, x: Floats, t: Floats, seen: NDArray[np.bool_], is_even: NDArray[np.bool_]
-) -> None:
+def course_stats(
+    out: Floats, x: Floats, t: Floats, seen: NDArray[np.bool_], is_even: NDArray[np.bool_], *, tolerance: float,
+    near: float,
+) -> None:  # fmt: skip
+    """Write the statistics `PRIMARY` of a distance over its window into the first columns of `out`.
+
+    Args:
+        out: Shape (rows, at least len(PRIMARY)).
+        x: Distances, shape (rows, slots), oldest first.
+        t: Time of each before the row's moment, ≤ 0, seconds.
+        seen: Samples that count.
+        is_even: Samples that stand for equal times.
+        tolerance: Changes smaller than this are noise.
+        near: Distance from which a sample counts as near its limit.
+    """
     some = seen.any(axis=1)
-    last = _newest(x, seen)
+    last = newest_of(x, seen)
     even = seen & is_even
     n = even.sum(axis=1, dtype=np.float32)
     safe = np.where(n > 0, n, np.nan)
@@ -176,13 +192,13 @@ def _primary(
     spread = np.sqrt((deviation * deviation).sum(axis=1) / safe)
     high = np.where(seen, x, -np.inf).max(axis=1, initial=-np.inf)
     low = np.where(seen, x, np.inf).min(axis=1, initial=np.inf)
-    slope_short, residual, _ = _slope(x, t, seen & (t >= -SHORT_S))
-    slope_mid = _slope(x, t, even & (t >= -MID_S))[0]
-    slope_all = _slope(x, t, even)[0]
+    slope_short, residual, _ = slope_of(x, t, seen & (t >= -SHORT_S))
+    slope_mid = slope_of(x, t, even & (t >= -MID_S))[0]
+    slope_all = slope_of(x, t, even)[0]
     # How long the value has stood where it is: age of the oldest sample after the last one that differed.
-    differs = seen & (np.abs(x - last[:, None]) > TOLERANCE[bottleneck_class])
+    differs = seen & (np.abs(x - last[:, None]) > tolerance)
     later = seen & ~(np.cumsum(differs[:, ::-1], axis=1)[:, ::-1] > 0)
-    since = -_oldest(t, later)
+    since = -oldest_of(t, later)
     # Against the lowest distance before the near past: negative where this window has not been before. A level that
     # only comes back after a checkpoint or a start is not on its way to the limit.
     old = seen & (t < -SHORT_S)
@@ -190,8 +206,8 @@ def _primary(
     stats = (
         last, mean, spread, high, low, slope_short, slope_mid, slope_all, residual, slope_short - slope_mid,
         time_to_limit_s(last, slope_short), time_to_limit_s(last, slope_mid), since,
-        (even & (x <= NEAR[bottleneck_class])).sum(axis=1) / safe, (even & (x <= 0)).sum(axis=1) / safe,
-        last - _newest(x, seen & (t <= _newest(t, seen)[:, None] - 30)), last - earlier,
+        (even & (x <= near)).sum(axis=1) / safe, (even & (x <= 0)).sum(axis=1) / safe,
+        last - newest_of(x, seen & (t <= newest_of(t, seen)[:, None] - 30)), last - earlier,
     )  # fmt: skip
     for i, stat in enumerate(stats):
         out[:, i] = np.where(some, stat, np.nan)
