@@ -1,6 +1,6 @@
 """Outcome of a backtest of events or levels: figures, curves and calibration, and their forms for reading.
 
-Here belong how figures become text and JSON, and which goals they are held against in words; not how they come about
+Here belong what was found and its form as JSON; not its words (`models/event_text.py`), nor how figures come about
 (`models/event_scores.py`, `models/event_alarms.py`, `models/level_backtest.py`).
 """
 
@@ -16,8 +16,6 @@ import polars as pl
 from models.backtest_report import Score
 from models.event_alarms import operating_points
 from models.event_scores import Judged, curves, event_scores, reliability
-
-_ALWAYS_SHOWN = ("base_rate", "rows_with_onset", "average_precision", "auc", "brier", "brier_skill", "mae", "coverage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,39 +66,11 @@ class EventReport:
                 return score.interval.value
         raise KeyError(f"no {metric!r}; metrics: {', '.join(dict.fromkeys(score.metric for score in self.scores))}")
 
-    @property
-    def summary(self) -> str:
-        """One line: what was judged, and on what."""
-        what = "" if self.onsets is None else f", {self.onsets:,} onsets"
-        learned = "nothing learned" if self.train_end is None else f"learned until {self.train_end:%Y-%m-%d %H:%M}"
-        return (
-            f"{self.kind} {self.subject}: {self.rows:,} rows of {self.units:,} {self.unit}s{what}, "
-            f"{self.start:%Y-%m-%d %H:%M}–{self.end:%Y-%m-%d %H:%M} UTC, {learned}"
-        )
-
     def text(self) -> str:
         """The report as a table for people."""
-        shown = [s for s in self.scores if not s.metric.endswith("_ratio") and "_skill_" not in s.metric]
-        names = list(dict.fromkeys(["", *(score.baseline for score in shown)]))
-        metrics = [m for m in dict.fromkeys(score.metric for score in shown) if m.startswith(_ALWAYS_SHOWN)]
-        found = {(score.metric, score.baseline): score.interval.value for score in shown}
-        width = max((len(metric) for metric in metrics), default=0) + 2
-        columns = [max(len(name or "model"), 10) + 2 for name in names]
-        lines = [
-            self.summary,
-            " " * width + "".join(f"{name or 'model':>{w}}" for name, w in zip(names, columns, strict=True)),
-        ]
-        for metric in metrics:
-            cells = [found.get((metric, name)) for name in names]
-            lines.append(
-                f"{metric:<{width}}" + "".join(f"{short(cell):>{w}}" for cell, w in zip(cells, columns, strict=True))
-            )
-        for score in self.scores:
-            if score.metric.endswith("_ratio"):
-                lines.append(f"{score.metric} to {score.baseline}: {score.interval}")
-            elif "_skill_" in score.metric:
-                lines.append(f"{score.metric} over {score.baseline}: {score.interval.value:.3f}")
-        return "\n".join([*lines, *self.notes])
+        from models.event_text import report_text
+
+        return report_text(self)
 
     def to_json(self) -> dict[str, Any]:
         """The report without its predictions, as plain values; a figure that is not finite is null."""
@@ -169,16 +139,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, float | np.floating):
         return float(value) if np.isfinite(value) else None
     return value
-
-
-def short(value: float | None) -> str:
-    """A figure in a few characters."""
-    if value is None or not np.isfinite(value):
-        return "–"
-    if abs(value) >= 1e6:
-        return f"{value:.4g}"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    if abs(value) >= 0.01 or value == 0:
-        return f"{value:.4f}" if abs(value) < 1 else f"{value:.3f}"
-    return f"{value:.3g}"

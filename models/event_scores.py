@@ -1,7 +1,7 @@
 """How forecasts of events did: precision-recall, Brier skill, calibration, with intervals.
 
 Here belong scores of probabilities that are given, for any unit (GPU, node, queue, rank); not the forecasters, no
-decision, no alarms (`models/event_alarms.py`), and not how figures are shown (`models/event_report.py`).
+decision, no alarms (`models/event_alarms.py`), and not how figures are shown (`models/event_text.py`).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from features.levels import WINDOW_S, LevelRows, level_rows
 from models.backtest_report import Score
 from models.event_report import EventReport, moment
 from models.event_scores import DAY_S, horizon_name
+from models.event_words import baseline_label, horizon_words
 from models.level import BASELINES, QUANTILES, LevelForecaster, LevelModelError, baseline
 from models.onset_backtest import TRAIN_SHARE, Step, unheard
 from models.promotion import Interval, ratio_interval
@@ -76,7 +77,8 @@ def backtest_level(
     notes = [
         f"Nothing within {WINDOW_S:.0f} s and the horizon before the test was learned from.",
         *(
-            f"{horizon_name(h)}: the point is {w:.0%} the forest's median, the rest {b}'s; chosen on the training time."
+            f"{horizon_words(horizon_name(h))} ahead: the point is {w:.0%} the forest's median, the rest is from "
+            f"the baseline “{baseline_label(b)}”; chosen on the training time."
             for h, w, b in zip(horizons_s, model.weight, model.best, strict=True)
         ),
     ]
@@ -84,7 +86,8 @@ def backtest_level(
     if 0 < moving.sum() < len(moving):
         names = ", ".join(rows.uuids[i] for i in np.flatnonzero(moving)[:5])
         notes.append(
-            f"{int(moving.sum())} of {len(np.unique(rows.unit[test]))} GPUs are at work ({names}): `_moving` figures."
+            f"{int(moving.sum())} of {len(np.unique(rows.unit[test]))} GPUs are at work ({names}): figures of these "
+            "alone stand beside those of all."
         )
     if len(np.unique(_blocks(rows, test))) < 30:
         notes.append("Too few GPU-days for an interval: one record says what runs, not how well it holds elsewhere.")

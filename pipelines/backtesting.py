@@ -22,6 +22,7 @@ from models.judging import Walked
 from models.remaining_task import RemainingTask
 from models.tasks import make_task
 from pipelines.progress import Progress
+from pipelines.separators import separator_of_file
 from pipelines.sources.job_fields import STATES
 from pipelines.words import counted
 
@@ -49,7 +50,10 @@ def read_jobs_file(path: Path) -> pl.DataFrame:
         BacktestError: The file cannot be read, holds no jobs, or those of more than one cluster.
     """
     try:
-        jobs = _read_csv(path) if path.suffix.lower() == ".csv" else pl.read_parquet(path)
+        is_csv = path.suffix.lower() == ".csv"
+        if is_csv and (wrong := separator_of_file(path)):
+            raise BacktestError(f"{path} cannot be read as a jobs file: {wrong}")
+        jobs = _read_csv(path) if is_csv else pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
         reason = str(error).splitlines()[0]
         raise BacktestError(f"{path} cannot be read as a jobs file (Parquet or .csv): {reason}") from None

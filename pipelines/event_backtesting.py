@@ -15,6 +15,7 @@ import polars as pl
 
 from models.event_report import EventReport, finite
 from pipelines.progress import Progress
+from pipelines.separators import separator_of_file
 
 KINDS = ("bottleneck", "level", "faults")
 GPU_CLASSES = ("thermal_throttle", "nvlink_saturation", "memory_exhaustion")
@@ -200,7 +201,10 @@ def read_record(path: Path, what: str) -> pl.DataFrame:
         EventBacktestError: It cannot be read.
     """
     try:
-        frame = pl.read_csv(path, try_parse_dates=True) if path.suffix == ".csv" else pl.read_parquet(path)
+        is_csv = path.suffix.lower() == ".csv"
+        if is_csv and (wrong := separator_of_file(path)):
+            raise EventBacktestError(f"{path} cannot be read as {what}: {wrong}")
+        frame = pl.read_csv(path, try_parse_dates=True) if is_csv else pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise EventBacktestError(f"{path} cannot be read as {what}: {error}") from None
     if not frame.height:

@@ -363,7 +363,7 @@ def test_a_run_writes_three_files(tmp_path):
     body = json.loads((tmp_path / "o" / "report.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert (body["subject"], body["file"]) == ("straggler", "steps.parquet")
     page = (tmp_path / "o" / "report.html").read_text()
-    assert "ewma_z_score" in page
+    assert "EWMA z-score (ewma_z_score)" in page
     assert "http" not in page.split("<script")[0]
     assert pl.read_parquet(tmp_path / "o" / "predictions.parquet").height == 160
     assert finite({"a": [float("nan"), np.float64(1.0)]}) == {"a": [None, 1.0]}

@@ -17,6 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from features.vocabulary import TIME, schema
+from pipelines.separators import other_separator
 from pipelines.sources import Finding, LiveJobs, SourceError
 from pipelines.sources.hostlist import HostlistError, expand_hostlist
 from pipelines.sources.sacct import empty_jobs
@@ -66,6 +67,8 @@ def read_inventory(path: str) -> pl.DataFrame:
 
 
 def _rows(path: str, text: str) -> pl.DataFrame:
+    if wrong_separator := other_separator(text.split("\n", 1)[0]):
+        raise SourceError(f"inventory {path}: {wrong_separator}")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header = [name.strip().lower() for name in next(reader, [])]
     wrong = [name for name in header if name not in INVENTORY_SCHEMA]
