@@ -6,24 +6,27 @@ and the end of a fault counts from the moment it ended. The forecaster stands in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from features.hardware_signs import SIGNS
+from models.marks import Marks
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
-RECENCY_S = (0.5 * DAY_S, 3 * DAY_S, 14 * DAY_S)  # how fast a past fault is forgotten
-FLEET_S = 14 * DAY_S
+RETURN_TAUS_S = (2 * HOUR_S, 12 * HOUR_S, 3 * DAY_S, 14 * DAY_S, 60 * DAY_S)  # how fast a past fault is forgotten
+SIGN_TAUS_S = (6 * HOUR_S, 3 * DAY_S)
+GPUS_PER_NODE = 8  # where the inventory does not say
 # Faults per node and second before any has been seen: 6.50 and 2.34 per 1,000 node-days on two clusters of 24,000
 # A100 (Meta, Revisiting Reliability in Large-Scale ML Research Clusters), between the two.
 PRIOR_RATE = 4.0 / 1000 / DAY_S
 PRIOR_FAULTS = 1.0
 SHAPE_BOUNDS = (0.2, 20.0)
-FEATURES = ("log_own_rate", "recent_12h", "recent_3d", "recent_14d", "log_fleet_trend", "has_no_fault")
 
 
 class FaultHistory:
@@ -34,14 +37,31 @@ class FaultHistory:
             overlap count once, from the first start to the last end.
         nodes: Every node there is, also those that never faulted; nodes that only faults name are added.
         since: Start of the record, seconds since 1970; default: the first fault.
+        signs: Rows of `features.hardware_signs.sign_events`; those of other nodes are passed over.
+        gpus: Boards of each node by UUID, also those without fault or sign.
+        sizes: GPUs of each node; others have `GPUS_PER_NODE`.
 
     Attributes:
         nodes: Names, by code.
         node: Code of each fault, ascending; `start` and `end` in seconds (end infinite while it lasts), ascending
-            within a node; `kind` its kind.
+            within a node; `kind` its kind, `gpu` the code of its GPU, −1 for a fault of the node.
+        gpus: (code of the node, UUID) by code of the GPU; `gpu_node` the first alone; `gpus_per_node` by node.
+        returns: Marks of nodes: ends of faults. `gpu_returns` of GPUs, `named_returns` of nodes, where a GPU had the
+            fault. `signs`, `gpu_signs`, `named_signs`: the same by sign. `fleet`: starts of all faults, one unit.
     """
 
-    def __init__(self, faults: pl.DataFrame, nodes: Sequence[str], since: float | None = None) -> None:
+    FLEET_TAUS_S = (30 * DAY_S,)
+
+    def __init__(
+        self,
+        faults: pl.DataFrame,
+        nodes: Sequence[str],
+        since: float | None = None,
+        *,
+        signs: pl.DataFrame | None = None,
+        gpus: Mapping[str, Sequence[str]] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
         frame = _merged(faults)
         self.nodes = sorted(set(nodes) | set(frame["node"].to_list()))
         codes = {name: i for i, name in enumerate(self.nodes)}
@@ -59,15 +79,60 @@ class FaultHistory:
         length = np.where(np.isfinite(self.end), self.end - self.start, 0.0)
         self._down = np.concatenate(([0.0], np.cumsum(length)))
         self._all_starts = np.sort(self.start)
-        # Decayed sums of ends, just after the end of each fault: sum over earlier ends of exp(−gap ÷ τ).
-        self._decayed = np.zeros((len(RECENCY_S), len(self.node)))
-        for j, tau in enumerate(RECENCY_S):
-            total = 0.0
-            for i in range(len(self.node)):
-                is_first = i == self._first[self.node[i]]
-                gap = np.inf if is_first else self.end[i] - self.end[i - 1]
-                total = 1.0 + (0.0 if not np.isfinite(gap) else total * float(np.exp(-gap / tau)))
-                self._decayed[j, i] = total
+        self._mark(frame["gpu"].gather(order).to_list() if len(order) else [], signs, gpus or {}, sizes or {})
+
+    def _mark(
+        self, fault_gpu: list[str], signs: pl.DataFrame | None, gpus: Mapping[str, Sequence[str]],
+        sizes: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        codes = {name: i for i, name in enumerate(self.nodes)}
+        told = signs.filter(pl.col("node").is_in(self.nodes)) if signs is not None else None
+        pairs = {(codes[node], gpu) for node, names in gpus.items() if node in codes for gpu in names}
+        pairs |= {(int(node), gpu) for node, gpu in zip(self.node, fault_gpu, strict=True) if gpu}
+        if told is not None:
+            pairs |= {(codes[node], gpu) for node, gpu in told.select("node", "gpu_uuid").unique().iter_rows() if gpu}
+        self.gpus = sorted(pairs)
+        self.gpu_node = np.array([node for node, _ in self.gpus], dtype=np.int64)
+        code_of = {pair: i for i, pair in enumerate(self.gpus)}
+        self.gpu = np.array(
+            [code_of.get((int(node), gpu), -1) for node, gpu in zip(self.node, fault_gpu, strict=True)], dtype=np.int64
+        )
+        self.gpus_per_node = np.array([max(int(sizes.get(name) or GPUS_PER_NODE), 1) for name in self.nodes])
+        units, boards = len(self.nodes), len(self.gpus)
+        ended = np.isfinite(self.end)
+        named = ended & (self.gpu >= 0)
+        self.returns = Marks(self.node[ended], self.end[ended], units, RETURN_TAUS_S)
+        self.named_returns = Marks(self.node[named], self.end[named], units, RETURN_TAUS_S)
+        self.gpu_returns = Marks(self.gpu[named], self.end[named], boards, RETURN_TAUS_S)
+        self.fleet = Marks(np.zeros(len(self.start), np.int64), self.start, 1, self.FLEET_TAUS_S)
+        self.signs: dict[str, Marks] = {}
+        self.named_signs: dict[str, Marks] = {}
+        self.gpu_signs: dict[str, Marks] = {}
+        for sign in SIGNS:
+            of = told.filter(pl.col("sign") == sign) if told is not None else None
+            nodes = np.array([codes[name] for name in of["node"]] if of is not None else [], dtype=np.int64)
+            at = np.array(of["ts"].dt.epoch("us").to_numpy() / 1e6 if of is not None else [], dtype=np.float64)
+            names = of["gpu_uuid"].to_list() if of is not None else []
+            gpu = np.array([code_of.get((int(n), g), -1) for n, g in zip(nodes, names, strict=True)], dtype=np.int64)
+            has = gpu >= 0
+            self.signs[sign] = Marks(nodes, at, units, SIGN_TAUS_S)
+            self.named_signs[sign] = Marks(nodes[has], at[has], units, SIGN_TAUS_S)
+            self.gpu_signs[sign] = Marks(gpu[has], at[has], boards, SIGN_TAUS_S)
+
+    def in_service(self, from_s: float, until_s: float) -> tuple[Ints, Floats, Floats]:
+        """Spans in which nodes could fault, between two moments: node, begin and end, seconds."""
+        first = self._first[:-1]
+        has = first < self._first[1:]
+        begin = np.concatenate((np.full(len(self.nodes), self.since), self.end))
+        safe = np.minimum(first, max(len(self.start) - 1, 0))
+        opened = np.where(has, self.start[safe], np.inf) if len(self.start) else np.full(len(self.nodes), np.inf)
+        following = np.append(self.start[1:], np.inf)
+        goes_on = np.append(self.node[1:] == self.node[:-1], False) if len(self.node) else np.zeros(0, bool)
+        end = np.concatenate((opened, np.where(goes_on, following[: len(self.node)], np.inf)))
+        node = np.concatenate((np.arange(len(self.nodes)), self.node))
+        begin, end = np.maximum(begin, from_s), np.minimum(end, until_s)
+        keep = begin < end
+        return node[keep], begin[keep], end[keep]
 
     def before(self, node: Ints, at_s: Floats) -> Ints:
         """Index just past the last fault that had begun at a moment, per row."""
@@ -124,49 +189,27 @@ class FaultHistory:
             return SHAPE_BOUNDS[1]
         return float(np.clip((expected**2).sum() / excess, *SHAPE_BOUNDS))
 
-    def own_rate(self, node: Ints, at_s: Floats, shape: float) -> Floats:
-        """Gamma–Poisson estimate of the node's own rate, faults per second."""
-        fleet = self.fleet_rate(at_s)
-        return (shape + self.count(node, at_s)) / (shape / fleet + self.exposure_s(node, at_s))
-
-    def matrix(self, node: Ints, at_s: Floats, shape: float) -> Floats:
-        """Features of nodes at moments, shape (rows, len(FEATURES))."""
-        at_s = np.asarray(at_s, dtype=np.float64)
-        out = np.zeros((len(node), len(FEATURES)))
-        out[:, 0] = np.log(self.own_rate(node, at_s, shape) * DAY_S)
-        past, first = self.before(node, at_s), self._first[node]
-        if len(self.end):
-            # Only ends that have come count: step back over a fault that lasts.
-            last = past - 1
-            last = np.where((last >= first) & (self.end[np.maximum(last, 0)] > at_s), last - 1, last)
-            has = last >= first
-            safe = np.maximum(last, 0)
-            gap = np.where(has & np.isfinite(self.end[safe]), at_s - self.end[safe], np.inf)
-            for j, tau in enumerate(RECENCY_S):
-                out[:, 1 + j] = np.where(has, np.log1p(self._decayed[j, safe] * np.exp(-np.maximum(gap, 0) / tau)), 0.0)
-        out[:, 4] = np.log(self.fleet_rate(at_s, FLEET_S) / self.fleet_rate(at_s))
-        out[:, 5] = past == first
-        return out
-
 
 def _merged(faults: pl.DataFrame) -> pl.DataFrame:
     """One row per span in which a node was in fault: node, start_s, end_s, kind."""
-    empty = {"node": pl.String, "start_s": pl.Float64, "end_s": pl.Float64, "kind": pl.String}
+    empty = {"node": pl.String, "start_s": pl.Float64, "end_s": pl.Float64, "kind": pl.String, "gpu": pl.String}
     if not faults.height:
         return pl.DataFrame(schema=empty)
     end = pl.col("end_time") if "end_time" in faults.columns else pl.lit(None, dtype=pl.Datetime("us", "UTC"))
     kind = pl.col("kind") if "kind" in faults.columns else pl.lit(None, dtype=pl.String)
+    gpu = pl.col("gpu_uuid") if "gpu_uuid" in faults.columns else pl.lit(None, dtype=pl.String)
     rows = faults.drop_nulls(["node", "start_time"]).select(
         "node",
         (pl.col("start_time").dt.epoch("us") / 1e6).alias("start_s"),
         (end.dt.epoch("us") / 1e6).fill_null(np.inf).alias("end_s"),
         kind.fill_null("").alias("kind"),
+        gpu.fill_null("").alias("gpu"),
     )
     rows = rows.with_columns(pl.max_horizontal("start_s", "end_s").alias("end_s")).sort("node", "start_s")
     reach = pl.col("end_s").cum_max().shift(1).over("node")
     rows = rows.with_columns(((pl.col("start_s") > reach).fill_null(True)).cum_sum().over("node").alias("_span"))
     return (
         rows.group_by("node", "_span", maintain_order=True)
-        .agg(pl.col("start_s").min(), pl.col("end_s").max(), pl.col("kind").first())
+        .agg(pl.col("start_s").min(), pl.col("end_s").max(), pl.col("kind", "gpu").first())
         .select(list(empty))
     )

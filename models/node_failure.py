@@ -1,9 +1,10 @@
-"""P(fault within 1 hour, 24 hours, 7 days) for each node: a recurrent hazard over the fleet's own record of faults.
+"""P(fault within 1 hour, 24 hours, 7 days) for each node and each of its GPUs.
 
-Nodes differ (gamma–Poisson), a fault calls the next (decaying excitation since the return to service), and the fleet
-has restless weeks. A small regression weighs the three, one per horizon, fitted on past faults alone. Until it is
-fitted and has earned its place, climatology answers: the fleet's rate, the same for every node. Here belong the
-forecaster and its baselines; the record stands in `models/fault_history.py`, reasons in `models/node_risks.py`.
+A hazard that adds up what the fleet does and what a node's own faults and signs still weigh (`models/recurrence.py`),
+mixed with climatology, the fleet's rate, the same for every node. How much each has to say at a horizon is learned by
+walking through the record: forecasts as they would have been made, on outcomes released since. Until the forecaster is
+fitted and has earned its place, climatology answers alone. Here belong the forecaster and its baselines; the record
+stands in `models/fault_history.py`, reasons in `models/node_risks.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.fault_history import DAY_S, FEATURES, HOUR_S, FaultHistory
+from models.fault_history import DAY_S, HOUR_S, FaultHistory
+from models.recurrence import PARTS, Recurrence, fit_recurrence
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -23,14 +25,15 @@ Ints = NDArray[np.int64]
 HORIZONS_S = {"p_1h": HOUR_S, "p_24h": DAY_S, "p_7d": 7 * DAY_S}
 CLIMATOLOGY_VERSION = "baseline:climatology"
 BASELINES = ("climatology", "repeat_offender", "own_rate")
-FORMAT = 1
+FORMAT = 2
 MIN_FAULTS = 30  # fewer say nothing about recurrence
 OFFENDER_S = 30 * DAY_S
 FILE = "node_failure.json"
-_DRAWS_PER_FAULT = 8
-_QUIET_ROWS = 40_000
-_RIDGE = 3.0
 HIGH = 0.999
+# The walk that the model's say is learned by: its first moment, the least between fits, the most fits, nodes looked at.
+WALK_FROM_S, WALK_STEP_S, WALK_FITS, WALK_NODES, WALK_GRID_S = 21 * DAY_S, 7 * DAY_S, 26, 2_000, 0.5 * DAY_S
+SAY_PRIOR = 3.0  # looks that speak for either side
+SAYS = np.linspace(0.02, 0.98, 49)
 
 
 class NodeModelError(ValueError):
@@ -39,22 +42,27 @@ class NodeModelError(ValueError):
 
 def configuration() -> dict[str, Any]:
     """What makes two fits refits of one another."""
-    return {"format": FORMAT, "features": list(FEATURES), "ridge": _RIDGE, "horizons_s": list(HORIZONS_S.values())}
+    return {"format": FORMAT, "features": list(PARTS), "horizons_s": list(HORIZONS_S.values())}
 
 
 class NodeFailureForecaster:
-    """Hazard by horizon: 1 − exp(−exp(features · weights)).
+    """What a hazard and climatology say together, by horizon.
 
     Args:
-        weights: Horizon name to weights: intercept, then `FEATURES`.
-        shape: Shape of the gamma law over nodes.
+        hazard: The fitted hazard.
+        say: Horizon name to the hazard's share of the forecast; climatology has the rest.
         version: Name in the registry.
     """
 
-    def __init__(self, weights: Mapping[str, list[float]], shape: float, version: str = "") -> None:
-        self.weights = {name: list(values) for name, values in weights.items()}
-        self.shape = shape
+    def __init__(self, hazard: Recurrence, say: Mapping[str, float], version: str = "") -> None:
+        self.hazard = hazard
+        self.say = dict(say)
         self.version = version
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of the hazard by part."""
+        return dict(zip(PARTS, self.hazard.weights.tolist(), strict=True))
 
     @classmethod
     def fit(cls, history: FaultHistory, until_s: float, *, seed: int = 1) -> NodeFailureForecaster:
@@ -63,35 +71,44 @@ class NodeFailureForecaster:
         Args:
             history: The record; faults that begin later are not looked at.
             until_s: The moment, seconds.
-            seed: Seed of the draws of rows.
+            seed: Seed of the draw of nodes in a large fleet, over which the model's say is learned.
 
         Raises:
-            NodeModelError: There are fewer than `MIN_FAULTS` faults.
+            NodeModelError: There are fewer than `MIN_FAULTS` faults, or the record is shorter than the longest horizon.
         """
         known = int((history.start <= until_s).sum())
         if known < MIN_FAULTS:
             raise NodeModelError(f"{known} faults until then, {MIN_FAULTS} are needed before a model")
-        shape = history.shape(until_s)
-        weights = {}
-        for i, (name, horizon_s) in enumerate(HORIZONS_S.items()):
-            node, at, came, weight = _rows(history, until_s, horizon_s, np.random.default_rng([seed, i]))
-            X = np.column_stack((np.ones(len(node)), history.matrix(node, at, shape)))
-            offset = np.log(horizon_s / DAY_S)
-            weights[name] = _cloglog(X, came, weight, offset)
-        return cls(weights, shape)
+        longest = max(HORIZONS_S.values())
+        if until_s - history.since <= longest:
+            raise NodeModelError(f"the record until then is shorter than a horizon of {longest:.0f} s")
+        return cls(fit_recurrence(history, until_s), _learned_say(history, until_s, seed))
 
     def forecast(self, history: FaultHistory, node: Ints, at_s: Floats) -> Floats:
-        """P(fault) by horizon, shape (rows, 3); never falling with the horizon."""
-        X = np.column_stack((np.ones(len(node)), history.matrix(node, at_s, self.shape)))
-        out = np.empty((len(node), len(HORIZONS_S)))
+        """P(fault) of nodes by horizon, shape (rows, 3); never falling with the horizon."""
+        usual = history.fleet_rate(at_s)
+        expected = [self.hazard.expected(history, node, at_s, horizon_s) for horizon_s in HORIZONS_S.values()]
+        return self._mixed(expected, usual)
+
+    def forecast_gpus(self, history: FaultHistory, gpu: Ints, at_s: Floats) -> Floats:
+        """P(fault) of GPUs by their codes in `history.gpus`, shape (rows, 3); never falling with the horizon."""
+        usual = history.fleet_rate(at_s) * self.hazard.gpu_share / history.gpus_per_node[history.gpu_node[gpu]]
+        expected = [self.hazard.expected_of_gpus(history, gpu, at_s, horizon_s) for horizon_s in HORIZONS_S.values()]
+        return self._mixed(expected, usual)
+
+    def _mixed(self, expected: list[Floats], usual: Floats) -> Floats:
+        out = np.empty((len(usual), len(HORIZONS_S)))
         for i, (name, horizon_s) in enumerate(HORIZONS_S.items()):
-            eta = np.clip(X @ np.asarray(self.weights[name]) + np.log(horizon_s / DAY_S), -30, 5)
-            out[:, i] = -np.expm1(-np.exp(eta))
+            say = self.say[name]
+            out[:, i] = -say * np.expm1(-expected[i]) - (1 - say) * np.expm1(-usual * horizon_s)
         return np.minimum(np.maximum.accumulate(out, axis=1), HIGH)
 
     def to_files(self) -> dict[str, bytes]:
         """One JSON file."""
-        body = {"format": FORMAT, "features": list(FEATURES), "weights": self.weights, "shape": self.shape}
+        body = {
+            "format": FORMAT, "features": list(PARTS), "weights": self.hazard.weights.tolist(), "say": self.say,
+            "gpu_share": self.hazard.gpu_share, "same_share": self.hazard.same_share,
+        }  # fmt: skip
         return {FILE: json.dumps(body, sort_keys=True).encode()}
 
     @classmethod
@@ -103,13 +120,52 @@ class NodeFailureForecaster:
         """
         try:
             body = json.loads(files[FILE])
-            if body["format"] != FORMAT or body["features"] != list(FEATURES):
+            if body["format"] != FORMAT or body["features"] != list(PARTS):
                 raise NodeModelError(f"{FILE}: made for other features; train again")
-            return cls(body["weights"], float(body["shape"]), version)
+            weights = np.array(body["weights"], dtype=np.float64)
+            if weights.shape != (len(PARTS),):
+                raise NodeModelError(f"{FILE}: {len(weights)} weights for {len(PARTS)} features; train again")
+            hazard = Recurrence(weights, float(body["gpu_share"]), float(body["same_share"]))
+            return cls(hazard, {name: float(body["say"][name]) for name in HORIZONS_S}, version)
         except KeyError as error:
             raise NodeModelError(f"{error} is missing; files: {', '.join(sorted(files))}") from None
         except (TypeError, ValueError) as error:
             raise NodeModelError(f"{FILE}: {error}") from None
+
+
+def _learned_say(history: FaultHistory, until_s: float, seed: int) -> dict[str, float]:
+    """The hazard's share at each horizon that would have served best, over forecasts made at past moments."""
+    span = until_s - history.since
+    first = history.since + min(WALK_FROM_S, 0.25 * span)
+    step = max(WALK_STEP_S, (until_s - first) / WALK_FITS)
+    nodes = np.arange(len(history.nodes))
+    if len(nodes) > WALK_NODES:
+        nodes = np.sort(np.random.default_rng(seed).choice(nodes, WALK_NODES, replace=False))
+    loss = {name: -SAY_PRIOR * (np.log(SAYS) + np.log1p(-SAYS)) for name in HORIZONS_S}
+    for begin in np.arange(first, until_s, step):
+        hazard = fit_recurrence(history, begin)
+        moments = np.arange(begin, min(begin + step, until_s), WALK_GRID_S)
+        node, at = np.tile(nodes, len(moments)), np.repeat(moments, len(nodes))
+        up = ~history.is_down(node, at)
+        node, at = node[up], at[up]
+        usual, nearest = history.fleet_rate(at), history.next_start_s(node, at)
+        for name, horizon_s in HORIZONS_S.items():
+            known = at + horizon_s <= until_s
+            came = nearest[known] <= horizon_s
+            p = -np.expm1(-hazard.expected(history, node[known], at[known], horizon_s))
+            q = -np.expm1(-usual[known] * horizon_s)
+            weight = min(1.0, WALK_GRID_S / horizon_s)  # a fault counts once, however many moments look at it
+            loss[name] += weight * _mixture_loss(p, q, came)
+    return {name: float(SAYS[np.argmin(values)]) for name, values in loss.items()}
+
+
+def _mixture_loss(p: Floats, q: Floats, came: NDArray[np.bool_]) -> Floats:
+    """Log loss in all of each share in `SAYS` of p, the rest of q."""
+    out = np.empty(len(SAYS))
+    for i, say in enumerate(SAYS):
+        mixed = say * p + (1 - say) * q
+        out[i] = -np.log(np.clip(mixed[came], 1e-12, 1)).sum() - np.log1p(-np.clip(mixed[~came], 0, HIGH)).sum()
+    return out
 
 
 def baseline(name: str, history: FaultHistory, node: Ints, at_s: Floats) -> Floats:
@@ -155,57 +211,3 @@ def _offender_rate(history: FaultHistory, node: Ints, at_s: Floats) -> Floats:
     known = np.clip(np.searchsorted(days, day - DAY_S, side="right"), 0, len(days))
     prior = 2.0  # faults that the fleet's rate counts for
     return (faults[known, group] + prior) / (exposure[known, group] * DAY_S + prior / rate)
-
-
-def _rows(
-    history: FaultHistory, until_s: float, horizon_s: float, rng: np.random.Generator
-) -> tuple[Ints, Floats, Floats, Floats]:
-    """Moments at which nodes were in service, with whether a fault followed, weighted to stand for all of time."""
-    last = until_s - horizon_s
-    begin = history.since + min(7 * DAY_S, 0.2 * max(last - history.since, 0.0))  # features need a past
-    if last <= begin:
-        raise NodeModelError(f"the record until then is shorter than a horizon of {horizon_s:.0f} s")
-    of = np.flatnonzero((history.start > begin) & (history.start <= until_s))
-    ahead_node = np.repeat(history.node[of], _DRAWS_PER_FAULT)
-    ahead_at = np.repeat(history.start[of], _DRAWS_PER_FAULT) - rng.random(len(ahead_node)) * horizon_s
-    near = history.next_start_s(ahead_node, ahead_at) <= horizon_s
-    keep = near & (ahead_at > begin) & (ahead_at <= last) & ~history.is_down(ahead_node, ahead_at)
-    # A moment ahead of two faults would be drawn from either: half the weight each.
-    twice = np.maximum(_count_ahead(history, ahead_node, ahead_at, horizon_s), 1)
-    quiet_node = rng.integers(len(history.nodes), size=_QUIET_ROWS)
-    quiet_at = begin + rng.random(_QUIET_ROWS) * (last - begin)
-    calm = ~history.is_down(quiet_node, quiet_at) & (history.next_start_s(quiet_node, quiet_at) > horizon_s)
-    node = np.concatenate((ahead_node[keep], quiet_node[calm]))
-    at = np.concatenate((ahead_at[keep], quiet_at[calm]))
-    came = np.concatenate((np.ones(keep.sum()), np.zeros(calm.sum())))
-    whole = (last - begin) * len(history.nodes)
-    weight = np.concatenate((horizon_s / _DRAWS_PER_FAULT / twice[keep], np.full(int(calm.sum()), whole / _QUIET_ROWS)))
-    # In units of independent looks: each fault counts once.
-    return node, at, came, weight / horizon_s
-
-
-def _count_ahead(history: FaultHistory, node: Ints, at_s: Floats, horizon_s: float) -> Ints:
-    return history.before(node, at_s + horizon_s) - history.before(node, at_s)
-
-
-def _cloglog(X: Floats, came: Floats, weight: Floats, offset: float) -> list[float]:
-    """Weighted complementary log-log regression, pulled towards the node's own rate (weight 1 on its log)."""
-    prior = np.zeros(X.shape[1])
-    prior[1 + FEATURES.index("log_own_rate")] = 1.0
-    pull = np.full(X.shape[1], _RIDGE)
-    pull[0] = 0.1
-    beta = prior.copy()
-    for _ in range(100):
-        eta = np.clip(X @ beta + offset, -30, 5)
-        mu = np.exp(eta)
-        p = -np.expm1(-mu)
-        slope = np.where(p > 1e-12, mu * (1 - p) / np.maximum(p, 1e-12), 1.0)
-        score = weight * np.where(came > 0, slope, -mu)
-        information = weight * mu * np.where(p > 1e-12, mu * (1 - p) / np.maximum(p, 1e-12), 1.0)
-        gradient = X.T @ score - pull * (beta - prior)
-        hessian = (X * information[:, None]).T @ X + np.diag(pull)
-        step = np.linalg.solve(hessian, gradient)
-        beta = beta + np.clip(step, -1, 1)
-        if np.abs(step).max() < 1e-9:
-            break
-    return [float(value) for value in beta]

@@ -210,7 +210,8 @@ def train_node_failure(
         "configuration_parts": full_configuration(task, node_failure.configuration()),
         "seed": seed, "snapshot_id": snapshot_id,
         "span": [_text(history.since), _text(now_s)], "faults": len(history.start), "nodes": len(history.nodes),
-        "weights": model.weights, "shape": model.shape, "metrics": _metrics(scores), "decision": verdict.reason,
+        "weights": model.weights, "say": model.say, "gpu_share": model.hazard.gpu_share,
+        "same_share": model.hazard.same_share, "metrics": _metrics(scores), "decision": verdict.reason,
         "judged_against": expected,
         "summary": f"{len(history.start)} faults of {len(history.nodes)} nodes: {verdict.reason}",
     }  # fmt: skip

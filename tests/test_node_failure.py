@@ -72,8 +72,13 @@ def test_a_record_shows_only_what_has_happened_by_then():
     assert history.next_start_s(a, at(8))[0] == pytest.approx(2 * DAY_S)
     assert np.isinf(history.next_start_s(c, at(8))[0])
     # An end that has not come yet is not known: the excitation of a fault counts from the return to service.
-    before, during, after = (history.matrix(a, at(v), 1.0)[0] for v in (19, 22, 24))
-    assert during[1] < before[1] < after[1]
+    before, during, after = (history.returns.level(a, at(v))[0] for v in (19, 22, 24))
+    assert (during < before).all()
+    assert (after > before).all()
+    np.testing.assert_allclose(after[3], np.exp(-12 / 14) + np.exp(-1 / 14))
+    service = zip(*history.in_service(S0 + 5 * DAY_S, S0 + 30 * DAY_S), strict=True)
+    spans = [(history.nodes[n], round((x - S0) / DAY_S), round((y - S0) / DAY_S)) for n, x, y in service]
+    assert sorted(spans) == [("a", 5, 10), ("a", 12, 20), ("a", 23, 30), ("b", 5, 15), ("c", 5, 30)]
 
 
 def test_features_do_not_see_later_faults():
@@ -83,11 +88,15 @@ def test_features_do_not_see_later_faults():
     past = FaultHistory(record.filter(pl.col("start_time") <= day(60)), names, S0)
     node = np.arange(len(names))
     moments = np.full(len(names), cut)
-    np.testing.assert_allclose(whole.matrix(node, moments, 0.7), past.matrix(node, moments, 0.7))
+    np.testing.assert_allclose(whole.returns.level(node, moments), past.returns.level(node, moments))
+    everyone = np.zeros(len(node), dtype=np.int64)
+    np.testing.assert_allclose(whole.fleet.level(everyone, moments), past.fleet.level(everyone, moments))
     for name in BASELINES:
         np.testing.assert_allclose(baseline(name, whole, node, moments), baseline(name, past, node, moments))
     assert whole.shape(cut) == pytest.approx(past.shape(cut))
-    assert NodeFailureForecaster.fit(whole, cut).weights == NodeFailureForecaster.fit(past, cut).weights
+    one, other = NodeFailureForecaster.fit(whole, cut), NodeFailureForecaster.fit(past, cut)
+    assert (one.weights, one.say) == (other.weights, other.say)
+    np.testing.assert_array_equal(one.forecast(whole, node, moments), other.forecast(past, node, moments))
 
 
 def walk_forward(history, begin_day, end_day, refit_days=14):
