@@ -85,9 +85,10 @@ def select(hints: HintList, asked: Filters, *, any_class: bool = False) -> Fores
 def read_list(context: Context, kind: str, asked: Filters) -> HintList:
     """A list of the hints API, at most `_KEPT_S` old and never expired."""
     cluster, now = asked.get("cluster"), context.clock()
-    kept = context.cache.get((kind, cluster), _KEPT_S, lambda: context.hints.list(kind, cluster, now))
+    more = {"audience": "people"} if kind == "bottlenecks" else {}
+    kept = context.cache.get((kind, cluster), _KEPT_S, lambda: context.hints.list(kind, cluster, now, **more))
     if kept.expires_at is not None and kept.expires_at <= now:
-        return context.hints.list(kind, cluster, now)
+        return context.hints.list(kind, cluster, now, **more)
     return kept
 
 

@@ -41,7 +41,8 @@ class Foreseen:
 
 def probability(item: Mapping[str, Any], horizon_s: int) -> float | None:
     """P(onset within `horizon_s`), 0–1; None where the forecast does not say."""
-    value = (item.get("probabilities") or {}).get(str(horizon_s))
+    said = {**(item.get("too_short") or {}), **(item.get("probabilities") or {})}
+    value = said.get(str(horizon_s))
     if value is None and item.get("horizon_s") == horizon_s:
         value = item.get("probability")
     return float(value) if isinstance(value, int | float) else None

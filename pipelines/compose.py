@@ -134,7 +134,7 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
 
     try:
         past = _past(telemetry, chosen, name, datetime.now(UTC))
-        warmed = counted(nowcast.warm(clean(past.gpu), past.node), "sample")
+        warmed = counted(nowcast.warm(clean(past.gpu), past.node, port=past.port), "sample")
         log.info("warmed with %s of the last %.0f s", warmed, _WARM_S)
     except Exception as error:  # without a past the windows fill within minutes
         log.warning("no past to warm up with: %s", error)

@@ -15,6 +15,7 @@ def _bottleneck(values: dict[str, Any]) -> Callable[[Bottleneck], bool]:
     wanted_class, scope = values.get("class"), values.get("scope")
     node, job = values.get("node"), values.get("job")
     horizon_s, least = values.get("horizon_s"), values.get("min_probability")
+    for_people = values.get("audience") == "people"
 
     def passes(item: Bottleneck) -> bool:
         if wanted_class is not None and item.bottleneck_class != wanted_class:
@@ -27,6 +28,8 @@ def _bottleneck(values: dict[str, Any]) -> Callable[[Bottleneck], bool]:
             return False
         if item.is_active:
             return True
+        if not (item.is_actionable or for_people):
+            return False
         if horizon_s is not None and least is not None:
             return item.probabilities.get(str(horizon_s), 0.0) >= least
         if horizon_s is not None:
@@ -106,7 +109,7 @@ def select(kind: str, values: dict[str, Any], rows: Sequence[Row]) -> Sequence[R
         values: Checked parameters; `cluster` has already been applied.
         rows: Rows to choose from.
     """
-    if not values.keys() - {"cluster"}:
+    if not values.keys() - {"cluster"} and kind != "bottlenecks":
         return rows
     passes = _FILTERS[kind](values)
     chosen = [row for row in rows if passes(row.item)]

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from scheduler_hints.gauges import MAX_GAUGES, render
+from scheduler_hints.nowcast_gauges import nowcast_gauges
 from scheduler_hints.outcome_gauges import outcome_gauges
 from scheduler_hints.reloader import ShardStore
 from scheduler_hints.schema import KINDS
@@ -46,6 +47,7 @@ class Metrics:
                     *self._own(now_s),
                     *_freshness(state, clusters, now_s),
                     _nowcast_problems(state, clusters),
+                    *nowcast_gauges(state.nowcast, clusters),
                     *outcome_gauges(state.outcomes, clusters),
                 ]
             )

@@ -7,7 +7,7 @@ and the model registry; sources are read by `scheduler_hints/nowcast_loop.py`, w
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +18,7 @@ import polars as pl
 
 from features.cleaning_live import Courses
 from features.conditions import CLASSES
+from features.port_course import PortRates
 from features.telemetry import RingWindow
 from features.thresholds import ThresholdBook
 from models.registry import Registry, RegistryError
@@ -25,14 +26,15 @@ from models.trend import BottleneckForecaster, TrendForecaster
 from scheduler_hints.episodes import Episodes, Scored
 from scheduler_hints.inventory import Inventory, Places
 from scheduler_hints.journal import Journal
+from scheduler_hints.nowcast_status import STATUS, status_of
+from scheduler_hints.offers import offered
+from scheduler_hints.pace import Pace
 from scheduler_hints.schema import Bottleneck, NodeRisk, ReservationPlan, Snapshot
 from scheduler_hints.snapshot import Publisher, SnapshotError, read_snapshot, snapshot_path, write_atomically
 
 TASK = "bottleneck"
 MARGIN_S = 5.0  # how much later than its interval a sample may come and still be in time
-GONE_S = 86_400.0  # a GPU that has been silent for a day is no longer one of the cluster's
 FORGET_EVERY_S = 600.0  # how often places of GPUs that are gone are given up
-STATUS = "nowcast-status.json"
 FATAL = (SystemExit, KeyboardInterrupt, GeneratorExit)
 """What ends a process on purpose. All else must not, a panic of a library in Rust included, which is no `Exception`."""
 
@@ -67,6 +69,12 @@ class Nowcast:
         config: What it goes by.
         registry: Where models come from; None: the built-in trend stays in charge.
         overrides: Limits per GPU model that replace the built-in ones.
+        clock: Seconds that never go back, for timings.
+
+    Attributes:
+        pace: How often it ticks at present; it makes the tick wider before ticks take too long.
+        received: What its source counted, by name, for its status.
+        jobs_at: When the scheduler last told of jobs.
     """
 
     def __init__(
@@ -77,10 +85,14 @@ class Nowcast:
         *,
         registry: Registry | None = None,
         overrides: Mapping[str, Mapping[str, float]] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.cluster = cluster
         self.publisher = publisher
         self.config = config or NowcastConfig()
+        self.pace = Pace(self.config.tick_s)
+        self.received: Mapping[str, int] = {}
+        self.clock = clock
         self.registry = registry
         self.forecaster: BottleneckForecaster = TrendForecaster()
         self._overrides = overrides
@@ -98,8 +110,11 @@ class Nowcast:
         self._jobs: pl.DataFrame | None = None
         self._nodes: pl.DataFrame | None = None
         self._forecasts: Any = None
-        self._jobs_at: datetime | None = None
+        self.jobs_at: datetime | None = None
         self._bottlenecks: list[Bottleneck] = []
+        self._port_rates = PortRates()
+        self._before: dict[str, float] = {}  # stages between the last tick and the next, seconds
+        self._after_s = 0.0  # what came after scoring at the last tick
         self._plans: Sequence[ReservationPlan] = ()
         self._node_risks: Sequence[NodeRisk] = ()
         self._champion: str | None = None
@@ -109,13 +124,21 @@ class Nowcast:
 
     # --- taking in ------------------------------------------------------------------------------------------
 
-    def observe(self, gpu: pl.DataFrame, node: pl.DataFrame | None = None, received_at: datetime | None = None) -> int:
+    def observe(
+        self,
+        gpu: pl.DataFrame,
+        node: pl.DataFrame | None = None,
+        received_at: datetime | None = None,
+        *,
+        port: pl.DataFrame | None = None,
+    ) -> int:
         """Take in newest samples.
 
         Args:
             gpu: Rows of `core_gpu_samples` columns; some quantities may be absent.
             node: Rows of `core_node_samples` columns.
             received_at: When they arrived; samples that lie ahead of it are dropped. None: they are history.
+            port: Rows of `raw_port_samples` columns: counters, which become rates against those before.
 
         Returns:
             How many were new.
@@ -123,15 +146,20 @@ class Nowcast:
         Raises:
             ValueError: A key column is absent.
         """
-        began = time.perf_counter()
+        began = self.clock()
         now_s = received_at.timestamp() if received_at is not None else None
-        taken = self.window.observe(gpu, node, self.inventory.only_job, now_s=now_s)
+        rates = self._port_rates.take(port, received_at) if port is not None and port.height else None
+        taken = self.window.observe(gpu, node, self.inventory.only_job, port=rates, now_s=now_s)
         self._note_ahead(self.window.ahead)
         if taken and received_at is not None:
             self.last_received_at = received_at
         self.samples_total += taken
-        self.timings_s["observe"] = time.perf_counter() - began
+        self.spent("observe", self.clock() - began)
         return taken
+
+    def spent(self, stage: str, seconds: float) -> None:
+        """Count work that was done for the next tick before it."""
+        self._before[stage] = self._before.get(stage, 0.0) + seconds
 
     def _note_ahead(self, samples: int) -> None:
         self.samples_ahead_total += samples
@@ -143,9 +171,10 @@ class Nowcast:
         else:
             self.problems.pop("telemetry-clock", None)
 
-    def warm(self, gpu: pl.DataFrame, node: pl.DataFrame | None = None) -> int:
+    def warm(self, gpu: pl.DataFrame, node: pl.DataFrame | None = None, *, port: pl.DataFrame | None = None) -> int:
         """Fill the windows with recent history from the store or the spool, oldest first; before the first tick."""
-        return self.window.observe(gpu, node, self.inventory.only_job) if gpu.height else 0
+        rates = self._port_rates.take(port) if port is not None and port.height else None
+        return self.window.observe(gpu, node, self.inventory.only_job, port=rates) if gpu.height else 0
 
     def observe_jobs(
         self,
@@ -164,14 +193,16 @@ class Nowcast:
             observed_at: When the scheduler said so; the life of windows counts from then.
             node_risks: The newest risks of nodes, for plans.
         """
+        began = self.clock()
         self._jobs, self._nodes, self._forecasts, self._node_risks = jobs, nodes, forecasts, node_risks
-        self._jobs_at = observed_at or datetime.now(UTC)
+        self.jobs_at = observed_at or datetime.now(UTC)
         inventory = Inventory.read(jobs, nodes)
         if inventory.model != self.inventory.model:
             self.window.set_book(ThresholdBook.from_nodes(nodes, overrides=self._overrides))
         if inventory.rack != self.inventory.rack:
             self.window.set_racks(inventory.rack)
         self.inventory = inventory
+        self.spent("jobs", self.clock() - began)
 
     # --- the tick -------------------------------------------------------------------------------------------
 
@@ -184,39 +215,57 @@ class Nowcast:
         Returns:
             The status that was written: timings in seconds by stage, counts, ages, problems.
         """
-        began = time.perf_counter()
-        stages: dict[str, float] = {"observe": self.timings_s.get("observe", 0.0)}
+        began = self.clock()
+        stages = {"observe": 0.0, **self._before}
+        before_s = sum(stages.values())
+        self._before = {}
 
         def lap(name: str, since: float) -> float:
-            moment = time.perf_counter()
+            moment = self.clock()
             stages[name] = moment - since
             return moment
 
         now_s = now.timestamp()
         self._reload()
         mark = lap("reload", began)
-        fresh = self.window.is_fresh(now_s)
-        age = self.window.age_s(now_s)[fresh]
-        age_p95 = float(np.quantile(age, 0.95)) if age.size else None
-        horizon = None if age_p95 is None else max(age_p95, 0.0) + self.config.tick_s + self.config.consumer_period_s
+        age = self.window.age_s(now_s)[self.window.is_fresh(now_s)]
         scores = self._score(now_s)
-        mark = lap("score", mark)
-        self._bottlenecks = self.episodes.update(now, scores, Places(self.window, self.inventory)) if age.size else []
+        scored = mark = lap("score", mark)
+        # Before anything is published: what is said now must hold until the next tick, however late that comes.
+        self.pace.foresee(before_s + scored - began + self._after_s)
+        horizon = self._actionable_s(age)
+        foreseen = self.episodes.update(now, scores, Places(self.window, self.inventory)) if age.size else []
+        self._bottlenecks = offered(foreseen, horizon, self.config.publish_probability)
         mark = lap("episodes", mark)
         self._publish_bottlenecks(age, horizon)
         mark = lap("publish", mark)
         self._publish_windows(now, horizon)
-        lap("windows", mark)
-        stages["tick"] = time.perf_counter() - began
+        done = lap("windows", mark)
+        self._after_s = done - scored
+        stages["tick"] = done - began
         self.timings_s = stages
         self.ticks += 1
-        status = self._write_status(now, fresh, age, age_p95, horizon, scores)
+        self.pace.note(before_s + done - began)
+        self._note("load", self.pace.problem())
+        status = self._write_status(now, age, horizon, scores)
         # After all else: indices change. By the last reading: while the source is down, no GPU is gone for that.
         read_s = self.last_received_at.timestamp() if self.last_received_at is not None else self._forgot_s
         if abs(read_s - self._forgot_s) >= FORGET_EVERY_S:
             self._forgot_s = read_s
             self.window.forget(read_s)
         return status
+
+    def _actionable_s(self, age: np.ndarray) -> float | None:
+        """Time from a sample to a scheduler's act: p95 of sample ages, the present tick, the scheduler's own period."""
+        if not age.size:
+            return None
+        return max(float(np.quantile(age, 0.95)), 0.0) + self.pace.tick_s + self.config.consumer_period_s
+
+    def _note(self, part: str, problem: str | None) -> None:
+        if problem is None:
+            self.problems.pop(part, None)
+        else:
+            self.problems[part] = problem
 
     def _score(self, now_s: float) -> list[Scored]:
         excluded = self._excluded()
@@ -257,20 +306,20 @@ class Nowcast:
             return
         newest = max(float(age.min()), 0.0)
         late = max(0.0, newest - self.config.exporter_interval_s - MARGIN_S)
-        ttl = self.config.bottleneck_ttl_ticks * self.config.tick_s - late
+        ttl = self.config.bottleneck_ttl_ticks * self.pace.tick_s - late
         if ttl <= 0:
             self.problems["telemetry"] = f"newest sample is {newest:.0f} s old"
             return
         self.problems.pop("telemetry", None)
         outline = "\n".join(f"{hint.id} {hint.is_active} {hint.horizon_s}" for hint in self._bottlenecks).encode()
-        self._publish("bottlenecks", self._bottlenecks, ttl, newest, self._versions(), horizon_s, outline)
+        self._publish("bottlenecks", self._bottlenecks, ttl, newest, self.versions(), horizon_s, outline)
 
     def _publish_windows(self, now: datetime, horizon_s: float | None) -> None:
-        if self._jobs is None or self._nodes is None or self._jobs_at is None:
+        if self._jobs is None or self._nodes is None or self.jobs_at is None:
             return
-        age = max(0.0, (now - self._jobs_at).total_seconds())
+        age = max(0.0, (now - self.jobs_at).total_seconds())
         late = max(0.0, age - self.config.jobs_period_s - MARGIN_S)
-        ttl = self.config.window_ttl_ticks * self.config.tick_s - late
+        ttl = self.config.window_ttl_ticks * self.pace.tick_s - late
         if ttl <= 0:
             self.problems["jobs"] = f"newest word of the scheduler is {age:.0f} s old"
             return
@@ -285,7 +334,7 @@ class Nowcast:
         self.problems.pop("windows", None)
         versions = {"runtime": _runtime_version(self._forecasts)}
         self._publish("backfill-windows", windows, ttl, age, versions, None, _outline(windows))
-        self._publish("reservation-plans", plans, ttl, age, {**self._versions(), **versions}, horizon_s, b"")
+        self._publish("reservation-plans", plans, ttl, age, {**self.versions(), **versions}, horizon_s, b"")
 
     def _plan(self, jobs: pl.DataFrame, nodes: pl.DataFrame, now: datetime) -> tuple[Sequence[Any], Sequence[Any]]:
         from scheduler_hints.plans import reservation_plans
@@ -296,7 +345,8 @@ class Nowcast:
             guard_s=self.config.window_guard_s, cluster=self.cluster,
         )  # fmt: skip
         self._plans = reservation_plans(
-            self._bottlenecks, windows, jobs, nodes, now, self.config.plan_lease_s, cluster=self.cluster,
+            [hint for hint in self._bottlenecks if hint.is_actionable], windows, jobs, nodes, now,
+            self.config.plan_lease_s, cluster=self.cluster,
             min_probability=self.config.publish_probability, node_risks=self._node_risks, forecasts=self._forecasts,
             previous=self._plans,
         )  # fmt: skip
@@ -323,7 +373,12 @@ class Nowcast:
         self.problems.pop(kind, None)
         return snapshot
 
-    def _versions(self) -> dict[str, str]:
+    @property
+    def published(self) -> int:
+        """Bottlenecks that stand at present."""
+        return len(self._bottlenecks)
+
+    def versions(self) -> dict[str, str]:
         """Who forecasts which class."""
         return {name: self.forecaster.version_of(name) for name in CLASSES}
 
@@ -363,58 +418,11 @@ class Nowcast:
         except (OSError, SnapshotError, msgspec.DecodeError):
             return []
 
-    def _note_refuted(self, now: datetime) -> dict[str, int]:
-        """Fresh GPUs whose values are not believed for their course, by reason; frozen ones are a problem to solve."""
-        refuted = self.window.refuted(now.timestamp())
-        frozen = refuted.get("frozen", ())
-        if len(frozen):
-            first = int(frozen[0])
-            self.problems["telemetry-values"] = (
-                f"{len(frozen)} {'GPU has' if len(frozen) == 1 else 'GPUs have'} had the very same values for minutes "
-                f"of work, as {self.window.uuids[first]} on {self.window.nodes[first]}: restart the exporter there"
-            )
-        else:
-            self.problems.pop("telemetry-values", None)
-        return {reason: len(gpus) for reason, gpus in refuted.items()}
-
     def _write_status(
-        self,
-        now: datetime,
-        fresh: np.ndarray,
-        age: np.ndarray,
-        age_p95: float | None,
-        horizon: float | None,
-        scores: Sequence[Scored],
+        self, now: datetime, age: np.ndarray, horizon_s: float | None, scores: Sequence[Scored]
     ) -> dict[str, Any]:
         self.problems.pop("status", None)
-        refuted = self._note_refuted(now)
-        there = self.window.age_s(now.timestamp()) <= GONE_S
-        status = {
-            "cluster": self.cluster,
-            "last_tick": now.isoformat(),
-            "ticks": self.ticks,
-            "tick_s": self.config.tick_s,
-            "gpus": int(there.sum()),
-            "fresh_gpus": int(fresh.sum()),
-            "stale_gpus": int((there & ~fresh).sum()),
-            "refuted_gpus": refuted,
-            "excluded_nodes": len(self.inventory.excluded),
-            "samples_total": self.samples_total,
-            "samples_ahead_total": self.samples_ahead_total,
-            "last_received_at": self.last_received_at.isoformat() if self.last_received_at else None,
-            "jobs_observed_at": self._jobs_at.isoformat() if self._jobs_at else None,
-            "sample_age_min_s": float(age.min()) if age.size else None,
-            "sample_age_p50_s": float(np.median(age)) if age.size else None,
-            "sample_age_p95_s": age_p95,
-            "actionable_horizon_s": horizon,
-            "screened": {scored.bottleneck_class: len(scored.block.gpus) for scored in scores},
-            "bottlenecks": len(self._bottlenecks),
-            "model_version": self.forecaster.version,
-            "model_versions": self._versions(),
-            "ring_bytes": self.window.nbytes(),
-            "timings_s": {name: round(value, 6) for name, value in self.timings_s.items()},
-            "problems": dict(self.problems),
-        }
+        status = status_of(self, now, age, horizon_s, scores)
         try:
             write_atomically(self.publisher.root / self.cluster / STATUS, msgspec.json.encode(status))
         except OSError as error:

@@ -22,17 +22,20 @@ log = logging.getLogger(__name__)
 WAIT_SHARE = 0.5  # of a tick that the loop waits for samples before it scores what it has
 JOBS_WAIT_SHARE = 0.1  # and then for jobs, before it cuts windows from the last ones
 LOG_EVERY_S = 60.0  # a problem that lasts is logged at most this often
+ASKED_AT_MOST = 10_000  # GPUs beyond which a tick should not depend on questions to a server or to exporters
 SHOWN = 3  # warnings of a source that are quoted
 _OURS = ("pipelines", "scheduler_hints", "models", "features")  # their errors are sentences
 
 
 class Newest(Protocol):
-    """What a telemetry source gives: newest sample of each GPU and node, and in words what it could not read."""
+    """What a telemetry source gives: newest sample of each GPU, node and port, and in words what it could not read."""
 
     @property
     def gpu(self) -> pl.DataFrame: ...
     @property
     def node(self) -> pl.DataFrame: ...
+    @property
+    def port(self) -> pl.DataFrame: ...
     @property
     def warnings(self) -> Sequence[str]: ...
 
@@ -43,7 +46,11 @@ class TelemetrySource(Protocol):
     name: str
 
     def latest(self) -> Newest:
-        """The newest samples. A source that is sent to may also have `receiver_problem`: in words why it is not up."""
+        """The newest samples.
+
+        A source that is sent to may also have `receiver_problem`, in words why it is not up, and `received`, what it
+        counted by name; one whose every answer costs a question `is_asked`.
+        """
         ...
 
 
@@ -154,14 +161,19 @@ def run(
     clean: Callable[[pl.DataFrame], pl.DataFrame] | None = None,
     on_tick: Callable[[dict[str, Any]], None] | None = None,
     wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], object] | None = None,
 ) -> None:
-    """Tick until told to stop. Ticks never overlap; one that overruns makes the loop skip those it missed.
+    """Tick until told to stop.
+
+    Ticks never overlap. The nowcast says how far apart they are (`scheduler_hints/pace.py`); one that overruns all the
+    same makes the loop leave out those it missed, which are counted.
 
     Args:
         nowcast: What ticks.
         telemetry_source: Gives newest samples; asked once a tick.
         job_source: Gives live jobs; None: there is no scheduler.
-        tick_s: Seconds between ticks, on the monotonic clock.
+        tick_s: Seconds between ticks, on the monotonic clock, while there is time.
         stop_event: Set it to stop after the present tick.
         job_forecasts: Gives the newest job forecasts when jobs are taken in.
         node_risks: Gives the newest risks of nodes then.
@@ -169,19 +181,24 @@ def run(
         clean: Applied to GPU samples before they are taken in, as the cleaning of ingest.
         on_tick: Called with the status after each tick.
         wall_clock: Gives the moment of a tick.
+        clock: Seconds that never go back.
+        wait: Lets so many seconds pass; default: until `stop_event` is set.
     """
+    wait = wait or stop_event.wait
     telemetry = Poll(telemetry_source.name, telemetry_source.latest)
     jobs = Poll(job_source.name, job_source.live) if job_source is not None else None
     period_s = nowcast.config.jobs_period_s if jobs_period_s is None else jobs_period_s
-    next_tick = time.monotonic()
+    next_tick = clock()
     next_jobs = next_tick
     while not stop_event.is_set():
-        if jobs is not None and time.monotonic() >= next_jobs:
+        if jobs is not None and clock() >= next_jobs:
             jobs.start()
-            next_jobs = time.monotonic() + period_s
+            next_jobs = clock() + period_s
         telemetry.start()
         _take_samples(nowcast, telemetry, WAIT_SHARE * tick_s, clean)
         _note(nowcast, "receiver", getattr(telemetry_source, "receiver_problem", None))
+        _note(nowcast, "telemetry-kind", _asks_too_much(nowcast, telemetry_source, telemetry))
+        nowcast.received = getattr(telemetry_source, "received", {})
         if jobs is not None:
             _take_jobs(nowcast, jobs, JOBS_WAIT_SHARE * tick_s, job_forecasts, node_risks)
         try:
@@ -192,11 +209,25 @@ def run(
             raise
         except BaseException:  # the next tick may well succeed; hints expire by themselves meanwhile
             log.exception("tick failed")
-        next_tick += tick_s
-        behind = time.monotonic() - next_tick
+        period = tick_s * nowcast.pace.stretch
+        next_tick += period
+        behind = clock() - next_tick
         if behind > 0:
-            next_tick += tick_s * -(-behind // tick_s)
-        stop_event.wait(max(0.0, next_tick - time.monotonic()))
+            missed = int(-(-behind // period))
+            nowcast.pace.missed_total += missed
+            next_tick += period * missed
+        wait(max(0.0, next_tick - clock()))
+
+
+def _asks_too_much(nowcast: Nowcast, source: TelemetrySource, poll: Poll) -> str | None:
+    """That a cluster has outgrown being asked for its samples, with figures; None when it has not."""
+    gpus = nowcast.window.count
+    if gpus <= ASKED_AT_MOST or not getattr(source, "is_asked", False):
+        return None
+    return (
+        f"{gpus:,} GPUs are asked for at every tick, which took {poll.seconds:.1f} s; above {ASKED_AT_MOST:,} have "
+        'Prometheus send its samples: telemetry = "remote-write"'
+    )
 
 
 def _take_samples(
@@ -209,8 +240,11 @@ def _take_samples(
     newest, asked_at = got
     try:
         _note_warnings(nowcast, poll, getattr(newest, "warnings", ()))
+        began = nowcast.clock()
         gpu = clean(newest.gpu) if clean is not None else newest.gpu
-        nowcast.observe(gpu, newest.node, asked_at + timedelta(seconds=poll.seconds))
+        nowcast.spent("clean", nowcast.clock() - began)
+        port = getattr(newest, "port", None)
+        nowcast.observe(gpu, newest.node, asked_at + timedelta(seconds=poll.seconds), port=port)
     except FATAL:
         raise
     except BaseException as error:

@@ -114,6 +114,11 @@ PARAMETERS: dict[str, tuple[Parameter, ...]] = {
         ),
         _P("node", "string", "Only of this node.", "n1"),
         _P("job", "string", "Only what touches this job.", "4711"),
+        _P(
+            "audience", "string",
+            "`people`: also what is foreseen while `actionable_horizon_s` is beyond every horizon. A scheduler is not "
+            "offered it.", "scheduler", ("scheduler", "people"),
+        ),
     ),
     "backfill-windows": (
         CLUSTER,

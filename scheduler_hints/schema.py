@@ -27,6 +27,8 @@ class Bottleneck(msgspec.Struct, frozen=True):
     `probabilities` gives P(onset within h) for each horizon in seconds; it never falls with the horizon.
     `horizon_s` and `probability` are the shortest horizon that reached the publication threshold.
     `is_active` is true when the condition is already set (no forecast, a fact).
+    `too_short` has the probabilities of horizons that leave a scheduler no time to act: they are for people, and
+    `probabilities` and `horizon_s` are without them. `is_actionable` is false where all horizons are too short.
     """
 
     id: str
@@ -46,6 +48,8 @@ class Bottleneck(msgspec.Struct, frozen=True):
     action: Action
     reasons: list[str]
     model_version: str
+    too_short: dict[str, float] = {}
+    is_actionable: bool = True
 
 
 class Window(msgspec.Struct, frozen=True):

@@ -94,6 +94,8 @@ def test_a_hint_comes_before_the_onset_keeps_its_id_and_turns_into_a_fact(tmp_pa
     assert not first.is_active
     assert first.horizon_s in (30, 60, 90, 120)
     assert first.probability == first.probabilities[str(first.horizon_s)] >= 0.5
+    assert list(first.probabilities) == ["60", "90", "120"]  # 46 s are needed to act: 30 s are not offered
+    assert list(first.too_short) == ["30"]
     assert list(first.probabilities.values()) == sorted(first.probabilities.values())
     assert at(first_s) < first.expected_onset <= at(first_s + 121)
     assert first.job_ids == ["7"]
@@ -103,7 +105,7 @@ def test_a_hint_comes_before_the_onset_keeps_its_id_and_turns_into_a_fact(tmp_pa
     last_s, last = course[-1]
     assert last.is_active
     assert last.expected_onset is None
-    assert last.probabilities == {"30": 1.0, "60": 1.0, "90": 1.0, "120": 1.0}
+    assert last.probabilities == {"60": 1.0, "90": 1.0, "120": 1.0}
     assert last.action == "drain_after_job"
     assert last_s - first_s == 15 * (len(course) - 1)  # without a gap
 

@@ -53,6 +53,8 @@ class PrometheusSource:
         replica_labels: Labels that tell apart servers that scrape the same exporters: one of them is read.
     """
 
+    is_asked = True  # every answer of it costs questions
+
     def __init__(
         self,
         name: str,
@@ -78,7 +80,7 @@ class PrometheusSource:
         # for links that only count (AMD), which nothing sums up. The traffic of other links is asked for where some GPU
         # has no sum; their errors are not: there are very many, and no forecast looks at them.
         sums = (n for n in table.names["link"] if any(r.kind == "counter_typed_gauge" for r in table.by_name[n]))
-        kinds = ("gpu", "node", "job", "xid")
+        kinds = ("gpu", "node", "job", "xid", "port")
         quick = dict.fromkeys((*(name for kind in kinds for name in table.names[kind]), *sums, UP))
         self._more = f",{matcher}" if matcher else ""
         self._reader = RangeReader(self._apis, self._names, matcher, exporter_interval_s * 1000)
@@ -164,6 +166,7 @@ class PrometheusSource:
             node_frame(_newest(frames.node, frames.node_group, ["cluster", "node"])),
             warnings,
             _newest(frames.health, pl.repeat("", len(frames.health), eager=True), ["cluster", "node", "gpu_uuid"]),
+            port=frames.port,
         )
 
     def _frames(self, samples: Samples) -> Frames:

@@ -88,6 +88,7 @@ class RemoteWriteSource:
             period_s=tick_s,
         )
         self._pruned_s = 0.0
+        self._put_off = 0
         self._reader = LogReader(name, spool, table, logged, replica_labels, exporter_interval_s)
 
     @property
@@ -168,6 +169,11 @@ class RemoteWriteSource:
         """Why no samples are received, or what of a renewed token or certificate could not be taken up, in words."""
         return self._keeper.problem
 
+    @property
+    def received(self) -> dict[str, int]:
+        """Requests and samples since the start, by what became of them; empty before the first `latest`."""
+        return self._keeper.counts
+
     def _warnings(
         self, counts: dict[str, int], newest_ms: int | None, heard_ms: int | None, now_s: float
     ) -> Iterator[str]:
@@ -185,6 +191,10 @@ class RemoteWriteSource:
             yield f"{many} with an impossible time left out: is an exporter's clock wrong?"
         if counts["too_old"]:
             yield f"{counted(counts['too_old'], 'sample')} older than {_KEPT.days} days left out"
+        if (put_off := counts["put_off"] - self._put_off) > 0:
+            many = counted(put_off, "request")
+            yield f"{many} put off since the last look: samples come faster than they are taken; senders send again"
+        self._put_off = counts["put_off"]
         if counts["refused"]:
             many = counted(counts["refused"], "request")
             yield f"{many} could not be read: the log of the nowcast names the sender"

@@ -82,7 +82,7 @@ class Intake:
         self.lock = threading.Lock()  # series and newest change under it
         self.state = read_state(folder) or IntakeState()
         self.state.counts = dict.fromkeys(
-            ("requests", "samples", "late", "ended", "useless", "absurd_time", "too_old", "refused"), 0
+            ("requests", "put_off", "samples", "late", "ended", "useless", "absurd_time", "too_old", "refused"), 0
         )
         self._folder, self._kept_ms, self._clock = folder, int(kept.total_seconds() * 1000), clock
         self._log, self._table, self._replica_labels = SampleLog(folder), table, replica_labels
@@ -114,6 +114,10 @@ class Intake:
         answer: Future[Answer] = Future()
         self._queue.put((sender, body, answer))
         return answer
+
+    def put_off(self) -> None:
+        """Count a request that was turned away for want of room; its sender sends it again."""
+        self.state.counts["put_off"] += 1
 
     def close(self) -> None:
         """Take in what was submitted, then stop."""

@@ -95,6 +95,11 @@ class Keeper:
         """Senders are answered."""
         return self._receiver is not None and self._receiver.is_running()
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the intake has counted; empty before there is one."""
+        return {} if self._intake is None else dict(self._intake.state.counts)
+
     def intake(self) -> Intake:
         """What takes bodies in, behind a receiver that listens; it is started where it does not.
 
@@ -142,6 +147,7 @@ class Keeper:
                 most_bytes=self._most_bytes,
                 cert_file=self.address.cert_file,
                 key_file=self.address.key_file,
+                put_off=intake.put_off,
             )
         except ServerError as error:
             raise SourceError(str(error)) from None

@@ -36,6 +36,7 @@ READY = "/-/ready"
 _CONNECTIONS = 512
 _HEAD_TIMEOUT_S = 30.0
 _BODY_TIMEOUT_S = 60.0
+_TURN_S = 10.0  # a request waits this long for its turn; a sender's own patience is 30 s
 _MAX_HEAD_BYTES = 64 * 1024
 _DRAINED = 16  # times the largest body
 _STOP_S = 5.0
@@ -54,12 +55,16 @@ class _RefusedError(Exception):
         self.status, self.text = status, text
 
 
+class _PutOffError(_RefusedError):
+    """A request that may well be taken later."""
+
+
 class _CutError(Exception):
     """The connection ended before the body."""
 
 
 class _Budget:
-    """Bytes of bodies that may be held at a time; whoever wants more waits."""
+    """Bytes of bodies that may be held at a time; whoever wants more waits, and not for ever."""
 
     def __init__(self, size: int) -> None:
         self._left = self._size = size
@@ -68,9 +73,12 @@ class _Budget:
     @contextlib.asynccontextmanager
     async def hold(self, size: int) -> Any:
         size = min(size, self._size)
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._left >= size)
-            self._left -= size
+        try:
+            async with asyncio.timeout(_TURN_S), self._changed:
+                await self._changed.wait_for(lambda: self._left >= size)
+                self._left -= size
+        except TimeoutError:
+            raise _PutOffError(503, "samples come faster than they can be taken; send this again later") from None
         try:
             yield
         finally:
@@ -82,9 +90,9 @@ class _Budget:
 class _Application:
     """The ASGI application."""
 
-    def __init__(self, submit: Submit, token: str, most_bytes: int, instance: str) -> None:
+    def __init__(self, submit: Submit, token: str, most_bytes: int, instance: str, put_off: Callable[[], None]) -> None:
         self._submit, self._token, self._most_bytes = submit, token.encode(), most_bytes
-        self._instance = instance
+        self._instance, self._put_off = instance, put_off
         self._budget = _Budget(2 * most_bytes)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -94,6 +102,8 @@ class _Application:
             status, text = await self._answer(scope, receive)
         except _RefusedError as refused:
             status, text = refused.status, refused.text
+            if isinstance(refused, _PutOffError):
+                self._put_off()
             await self._drain(receive)
         except _CutError:
             status, text = 400, "the body ended too early"
@@ -213,6 +223,7 @@ class Receiver:
         most_bytes: Largest body, as sent.
         cert_file: PEM of its certificate, which was checked; empty: plain http.
         key_file: PEM of the certificate's key; empty: it stands in `cert_file`.
+        put_off: Called for each request that was not taken for want of room, and that its sender will send again.
 
     Raises:
         ServerError: It did not start.
@@ -227,6 +238,7 @@ class Receiver:
         most_bytes: int,
         cert_file: str = "",
         key_file: str = "",
+        put_off: Callable[[], None] = lambda: None,
     ) -> None:
         self.port: int = listener.getsockname()[1]
         self.instance = secrets.token_hex(8)
@@ -235,7 +247,7 @@ class Receiver:
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
-        self._make = lambda: _Application(submit, token, most_bytes, self.instance)
+        self._make = lambda: _Application(submit, token, most_bytes, self.instance, put_off)
         self._thread = threading.Thread(
             target=self._run, args=(listener,), name=f"remote-write-http-{self.port}", daemon=True
         )

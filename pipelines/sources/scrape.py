@@ -67,6 +67,8 @@ class ScrapeSource:
         pods: Tells nodes and jobs behind labels of pods; None: they are passed over.
     """
 
+    is_asked = True  # every answer of it costs questions
+
     def __init__(
         self,
         name: str,
