@@ -1,9 +1,8 @@
 """Disturbances: cooling faults, hot aisles, NVLink saturation, memory leaks, look-alikes.
 
 An event is drawn from the seed at a base rate (`rates.py`), ramps towards its onset (or is a step), holds, and clears.
-Its size is worked out in `event_shapes.py`. This module has what it does to the physics over time; whether the GPU gets
-that hot is up to `physics.py`, and when the condition truly became set is booked in `truth.py`. Hardware that breaks is
-in `faults.py`.
+Here belongs what acts now; growth stands in `ramps.py`, sizes in `shapes.py`, what comes of it in `physics.py`, what
+truly set in `truth.py`, hardware that breaks in `faults.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from simulator.event_shapes import shape
 from simulator.hardware import GPUS_PER_NODE, SimulatorError
 from simulator.jobs import Job
 from simulator.physics import Physics
+from simulator.ramps import Ramp, draw_ramp
 from simulator.rates import Rates as Rates
+from simulator.shapes import shape_event
 from simulator.truth import CLASSES, TruthBook
 
 MODES = {
@@ -26,6 +26,7 @@ MODES = {
     "nvlink_saturation": ("collective", "lane_loss"),
     "memory_exhaustion": ("leak",),
 }
+HOT_AISLE_MIN_S = 120.0  # no room heats faster than its air is turned over
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +37,8 @@ class Event:
         gpus: Flat numbers of the GPUs it acts on.
         ramp_at, onset_at: Start of the ramp; when the condition is planned to set.
         peak_at, hold_until, end_at: End of the growth; start and end of the recovery.
-        size: Growth per second of the ramp (cooling), final factor (NVLink), K at the peak (hot aisle).
+        ramp: Course of the growth.
+        size: What level 1 is: share of the resistance (cooling), factor (NVLink), K (hot aisle), bytes left (leak).
         truth: Ground-truth row by GPU.
     """
 
@@ -53,6 +55,7 @@ class Event:
     is_step: bool
     is_lookalike: bool
     is_injected: bool
+    ramp: Ramp = field(default_factory=lambda: Ramp(0.0))
     size: float = 0.0
     rack: int = -1
     base_bytes: np.ndarray | None = None
@@ -66,11 +69,10 @@ class Event:
             return 0.0
         if self.is_step:
             return 1.0 if when >= self.onset_at else 0.0
-        length = max(self.onset_at - self.ramp_at, 1e-6)
-        top = (self.peak_at - self.ramp_at) / length
+        top = self.ramp.level(self.peak_at - self.ramp_at)
         if when >= self.hold_until:
             return top * (self.end_at - when) / max(self.end_at - self.hold_until, 1e-6)
-        return min((when - self.ramp_at) / length, top)
+        return min(self.ramp.level(when - self.ramp_at), top)
 
 
 class Events:
@@ -136,7 +138,7 @@ class Events:
             mode: One of the class's `MODES`; chosen when None.
             is_step: Without any precursor.
             is_lookalike: Stops short of its condition.
-            onset_in_s: Seconds from `ramp_at` to the planned onset; drawn when None.
+            onset_in_s: Seconds from `ramp_at` to the planned onset; None: any.
             is_injected: Asked for from outside.
 
         Raises:
@@ -156,14 +158,14 @@ class Events:
                 f"no {class_} can be injected on {node}/{gpu % GPUS_PER_NODE}: {reason}; "
                 f"possible now: {', '.join(names) or 'nowhere'}"
             )
-        ramp = float(onset_in_s) if onset_in_s is not None else float(rng.uniform(60, 240))
-        if is_step and onset_in_s is None:
-            ramp = 0.0
+        length = 0.0 if is_step and onset_in_s is None else onset_in_s
+        ramp = draw_ramp(rng, is_lookalike=is_lookalike, length_s=length)
+        onset = ramp_at + ramp.length_s
         event = Event(
-            id_, class_, mode or MODES[class_][0], np.array([gpu]), self.physics.jobs[gpu], ramp_at, ramp_at + ramp,
-            ramp_at + ramp, ramp_at + ramp, ramp_at + ramp, is_step, is_lookalike, is_injected,
+            id_, class_, mode or MODES[class_][0], np.array([gpu]), self.physics.jobs[gpu], ramp_at, onset, onset,
+            onset, onset, is_step, is_lookalike, is_injected, ramp,
         )  # fmt: skip
-        shape(self.physics, event, gpu, max(ramp, 1.0), rng, mode)
+        shape_event(self.physics, event, gpu, rng, mode)
         self.book.record(event)
         self.active.append(event)
         self._is_quiet = False
@@ -171,16 +173,16 @@ class Events:
 
     def begin_hot_aisle(self, id_: str, rack: int, ramp_at: float, rng: np.random.Generator, is_injected: bool = False,
                         onset_in_s: float | None = None) -> Event:  # fmt: skip
-        """A rack's supply air warms by 18-26 K over 4-10 minutes and stays so for a while."""
+        """A rack's supply air warms by 18-26 K over some minutes and stays so for a while."""
         physics = self.physics
         nodes = np.flatnonzero(physics.rack_of == rack)
         gpus = (nodes[:, None] * GPUS_PER_NODE + np.arange(GPUS_PER_NODE)).ravel()
-        ramp = onset_in_s if onset_in_s is not None else float(rng.uniform(240, 600))
-        peak = ramp_at + ramp
+        ramp = draw_ramp(rng, length_s=onset_in_s, min_s=HOT_AISLE_MIN_S)
+        peak = ramp_at + ramp.length_s
         hold = peak + float(rng.uniform(300, 1200))
         event = Event(
             id_, "thermal_throttle", "hot_aisle", gpus, None, ramp_at, peak, peak, hold, hold + 600, False, False,
-            is_injected, size=float(rng.uniform(18, 26)), rack=rack,
+            is_injected, ramp, size=float(rng.uniform(18, 26)), rack=rack,
         )  # fmt: skip
         self.book.record(event)
         self.active.append(event)
@@ -201,7 +203,7 @@ class Events:
         for event in self.active:
             level, g = event.level(when), event.gpus
             if event.mode == "cooling":
-                physics.resistance_factor[g] = 1 + event.size * level * max(event.onset_at - event.ramp_at, 1.0)
+                physics.resistance_factor[g] = 1 + event.size * level
             elif event.mode == "voltage_regulator":
                 physics.is_hard_slowdown[g] |= level > 0
             elif event.mode == "hot_aisle":
@@ -221,13 +223,11 @@ class Events:
             if event.mode != "leak" or event.base_bytes is None or when >= event.end_at:
                 continue
             free = event.base_bytes
-            if event.is_lookalike:
-                left = free - (free - event.size) * min(event.level(when), 1.0)
-            elif when >= event.onset_at:
+            if when >= event.onset_at and not event.is_lookalike:
                 past = 0.7 if event.is_step else math.exp(-(when - event.onset_at) / event.decay_s)
                 left = np.minimum(free, event.size * past)
             else:
-                left = free - (free - event.size) * event.level(when)
+                left = free - (free - event.size) * min(event.level(when), 1.0)
             physics.extra_memory[event.gpus] = np.maximum(free - left, 0.0)
 
     # --- ending --------------------------------------------------------------------------------------------

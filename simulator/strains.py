@@ -16,6 +16,7 @@ import numpy as np
 from simulator.hardware import GPUS_PER_NODE, SimulatorError
 from simulator.jobs import Job
 from simulator.physics import BRAKE_CLOCK, POWER_EXPONENT, Physics
+from simulator.ramps import Ramp, draw_ramp
 from simulator.strain_truth import SLOW_RATIO, StrainBook
 from simulator.streams import Stream, generator
 from simulator.work import STEP_SLOW_RATIO
@@ -55,19 +56,20 @@ class Strain:
     is_step: bool
     is_lookalike: bool
     is_injected: bool
+    ramp: Ramp
     size: float = 0.0
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def level(self, when: float) -> float:
-        """0 before, 1 at the planned onset, up to 1.3 after it; a look-alike stops at 0.6."""
+        """0 before, 1 at the planned onset, up to 1.3 after it; a look-alike stops on the way."""
         if when < self.ramp_at or when >= self.end_at:
             return 0.0
         if self.is_step:
             return 1.3 if when >= self.onset_at else 0.0
-        top = 0.6 if self.is_lookalike else 1.3
+        top = min(self.ramp.stop, 1.3)
         if when >= self.hold_until:
             return top * (self.end_at - when) / max(self.end_at - self.hold_until, 1e-6)
-        return min((when - self.ramp_at) / max(self.onset_at - self.ramp_at, 1e-6), top)
+        return min(self.ramp.level(when - self.ramp_at), top)
 
 
 class Strains:
@@ -147,13 +149,15 @@ class Strains:
         on_node = np.arange(node * GPUS_PER_NODE, (node + 1) * GPUS_PER_NODE)
         members = physics.members[job.id]
         gpus = {"power_throttle": on_node, "straggler": np.array([gpu]), "fabric_congestion": members}
-        ramp = float(onset_in_s) if onset_in_s is not None else 0.0 if is_step else float(rng.uniform(60, 240))
-        onset = ramp_at + ramp
-        hold = onset + max(0.35 * ramp, 5.0) + float(rng.uniform(120, 600))
+        length = 0.0 if is_step and onset_in_s is None else onset_in_s
+        ramp = draw_ramp(rng, is_lookalike=is_lookalike, length_s=length)
+        onset = ramp_at + ramp.length_s
+        top_at = ramp_at + ramp.stops_s if is_lookalike else onset + max(0.35 * ramp.length_s, 5.0)
+        hold = top_at + float(rng.uniform(120, 600))
         end = hold + (0.0 if is_step else float(rng.uniform(20, 90)))
         strain = Strain(
             id_, class_, MODES[class_][int(is_step)], gpus.get(class_, np.zeros(0, np.int64)), np.array([node]), job,
-            ramp_at, onset, hold, end, is_step, is_lookalike, is_injected,
+            ramp_at, onset, hold, end, is_step, is_lookalike, is_injected, ramp,
         )  # fmt: skip
         if class_ == "power_throttle":
             # Level 1 takes the clock to CLOCK_LOW_RATIO of what the power limit leaves it anyway.

@@ -137,6 +137,8 @@ class TruthBook:
             }  # fmt: skip
             row["id"] = f"{row['event']}-{row['node']}-{row['gpu_index']}-{times}"
             row["clear"] = None
+        if event is not None and event.is_lookalike:  # it stopped so near that what else moves did the rest
+            self.lookalikes = [other for other in self.lookalikes if other["event"] != event.id]
         row["job_id"] = job.job_id if job else None
         row["onset"] = iso(at)
         self._publish(row)
