@@ -17,10 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.conditions import CLASSES
-from features.windows import FEATURE_INDEX, FeatureBlock
+from features.unit_conditions import UNIT_CLASSES
+from features.windows import FeatureBlock
 from models.onsets import LAST_S, PURGE_S, Rows
 from models.trend import HORIZONS_S, TrendForecaster
+from models.unit_onsets import UNIT_MONOTONE, UNIT_PARAMETERS, UNIT_USED
 
+LEARNED = (*CLASSES, *UNIT_CLASSES)  # of GPUs, and of nodes, ports and queues
 FORMAT = 2  # 2: windows of ten minutes by cells of time
 CARD_FILE = "hazard.json"
 PARAMETERS: dict[str, Any] = {
@@ -37,7 +40,7 @@ _COURSE = (
 )  # fmt: skip
 # What each class learns from. A feature that cannot cause the class only tells the training days apart: inlet air,
 # the job's age in hours.
-USED = {
+USED: dict[str, tuple[str, ...]] = {
     "thermal_throttle": (
         *_COURSE, "gpu_power_w_last", "gpu_power_w_change", "gpu_power_w_slope", "activity_ratio_last",
         "activity_ratio_change", "mem_temp_c_change", "sm_clock_hz_change", "inlet_temp_c_change",
@@ -53,10 +56,11 @@ USED = {
         "node_peers_difference", "node_peers_near_ratio", "job_peers_difference",
     ),
 }  # fmt: skip
+USED.update({name: (*_COURSE, *features) for name, features in UNIT_USED.items()})
 # The nearer and the faster, the likelier, whatever else holds: keeps a few training onsets from saying otherwise.
 MONOTONE = {
     "last": -1, "slope_short": -1, "time_to_limit_short_s": -1, "time_to_limit_mid_s": -1, "new_low": -1,
-    "step_ratio_last": 1, "nvlink_fill_ratio_last": 1,
+    "step_ratio_last": 1, "nvlink_fill_ratio_last": 1, **UNIT_MONOTONE,
 }  # fmt: skip
 MIN_ONSET_ROWS = 60  # fewer rows ahead of an onset teach nothing
 MIN_CALIBRATION_ROWS = 30
@@ -78,6 +82,7 @@ def configuration() -> dict[str, Any]:
         "format": FORMAT,
         "features": _USED,
         "parameters": PARAMETERS,
+        "parameters_of": UNIT_PARAMETERS,
         "monotone": MONOTONE,
         "rounds": ROUNDS,
         "folds": FOLDS,
@@ -212,8 +217,8 @@ class HazardForecaster:
             raise ModelFileError(f"{CARD_FILE}: made for other features or format {card.get('format')}; train again")
         boosters = {}
         for name in card["calibration"]:
-            if name not in CLASSES or f"{name}.txt" not in files:
-                raise ModelFileError(f"{name}.txt is missing or no class; classes: {', '.join(CLASSES)}")
+            if name not in LEARNED or f"{name}.txt" not in files:
+                raise ModelFileError(f"{name}.txt is missing or no class; classes: {', '.join(LEARNED)}")
             try:
                 boosters[name] = lgb.Booster(model_str=files[f"{name}.txt"].decode())
             except lgb.basic.LightGBMError as error:
@@ -230,12 +235,18 @@ def _trees(name: str, rows: Rows, seed: int, threads: int, rounds: int) -> Any:
         feature_name=[*USED[name], "interval"], free_raw_data=True,
     )  # fmt: skip
     monotone = [MONOTONE.get(feature, 0) for feature in USED[name]] + [0]
-    parameters = {**PARAMETERS, "seed": seed, "num_threads": threads, "monotone_constraints": monotone}
+    parameters = {
+        **PARAMETERS,
+        **UNIT_PARAMETERS.get(name, {}),
+        "seed": seed,
+        "num_threads": threads,
+        "monotone_constraints": monotone,
+    }
     return lgb.train(parameters, data, num_boost_round=rounds)
 
 
 def _design(name: str, block: FeatureBlock, row: NDArray[np.int64], interval: NDArray[np.int64]) -> NDArray[np.float32]:
-    columns = [FEATURE_INDEX[feature] for feature in USED[name]]
+    columns = [block.index[feature] for feature in USED[name]]
     return np.concatenate((block.matrix[:, columns][row], interval[:, None].astype(np.float32)), axis=1)
 
 

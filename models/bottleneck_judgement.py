@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from features.conditions import CLASSES
 from features.history import SampleHistory
-from models.bottleneck import HazardForecaster
+from features.unit_history import UnitHistory
+from models.bottleneck import LEARNED, HazardForecaster
 from models.naive_onsets import NAMES, NaiveOnsets
 from models.onset_scores import alarms, average_precision, brier, row_losses, skill
 from models.onsets import LAST_S, PURGE_S, Course, Rows, sample_rows, screen_recall
@@ -61,29 +61,33 @@ def judge(
     *,
     seed: int,
     threads: int,
+    units: Mapping[str, UnitHistory] | None = None,
 ) -> Judgement:
     """Fit a challenger on the older samples and judge it on the newest.
 
     Args:
-        history: The samples.
-        courses: Each class followed through them.
+        history: The samples of the GPUs.
+        courses: Each class followed through its samples.
         champion: Name, forecaster, moment of its training (seconds), and whether it has the challenger's
             configuration; None: the trend is in charge.
         seed: Seed of every random choice.
         threads: Threads of the fit.
+        units: Samples of the classes that befall nodes, ports or queues, each with a span of its own.
     """
-    begin, end = float(history.ts.min()), float(history.ts.max())
-    cut = begin + LEARN_SHARE * (end - begin)
-    train = {n: sample_rows(history, courses[n], begin, cut, seed=seed) for n in CLASSES}
+    of = {name: (units or {}).get(name, history) for name in courses}
+    span = {n: (float(one.ts.min()), float(one.ts.max())) for n, one in of.items()}
+    cut = {n: begin + LEARN_SHARE * (end - begin) for n, (begin, end) in span.items()}
+    train = {n: sample_rows(of[n], courses[n], span[n][0], cut[n], seed=seed) for n in courses}
     model = HazardForecaster.fit(train, seed=seed, threads=threads)
     if not model.classes:
         counts = ", ".join(f"{name} {int((rows.onset_in_s <= LAST_S).sum())}" for name, rows in train.items())
         return Judgement(reason=f"trend stays: too few samples ahead of an onset to learn from ({counts})")
-    test = {n: sample_rows(history, courses[n], cut + PURGE_S, end, seed=seed + 2) for n in CLASSES}
-    naive = {n: NaiveOnsets(train[n]) for n in CLASSES}
+    start = {n: at + PURGE_S for n, at in cut.items()}
+    test = {n: sample_rows(of[n], courses[n], start[n], span[n][1], seed=seed + 2) for n in courses}
+    naive = {n: NaiveOnsets(train[n]) for n in courses}
     judgement = Judgement()
-    for name in CLASSES:
-        judgement.scores += _scores(name, history, courses[name], test[name], model, naive[name], cut + PURGE_S, end)
+    for n in courses:
+        judgement.scores += _scores(n, of[n], courses[n], test[n], model, naive[n], start[n], span[n][1])
     held = set(getattr(champion[1], "classes", ())) if champion is not None else set()
     verdicts = {n: _verdict(n, model, test[n], naive[n], seed) for n in model.classes if len(test[n])}
     for name, (decision, _) in verdicts.items():
@@ -125,7 +129,7 @@ def _against(
     """Challenger against champion over all classes, each in units of its best baseline's loss."""
     name, forecaster, trained_s, is_same = champion
     model = judgement.model
-    classes = [n for n in CLASSES if n in best and best[n].sum() > 0]
+    classes = [n for n in test if n in best and best[n].sum() > 0]
     if model is None or not classes:
         judgement.promote, judgement.reason = False, f"champion {name} stays: no onset to judge by"
         return
@@ -160,15 +164,15 @@ def _against(
 
 
 def _blocks(number: int, rows: Rows) -> NDArray[np.int64]:
-    """A job's hour is one independent look, a node's where there is no job."""
+    """A job's hour is one independent look, a node's where there is no job; all queues together are one."""
     hour = np.floor(rows.block.at_s / BLOCK_S).astype(np.int64)
     who = np.where(rows.job >= 0, rows.job * 2, rows.node * 2 + 1)
-    return (who * 10_000_000 + hour) * len(CLASSES) + number
+    return (who * 10_000_000 + hour) * len(LEARNED) + number
 
 
 def _scores(
     name: str,
-    history: SampleHistory,
+    history: SampleHistory | UnitHistory,
     of: Course,
     rows: Rows,
     model: HazardForecaster,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.history import SampleHistory
+from features.unit_history import UnitHistory
 from models.onsets import LAST_S, Course, Rows, sample_rows
 from models.trend import HORIZONS_S
 
@@ -59,7 +60,7 @@ class Alarms:
         return self.forecastable_caught / self.forecastable
 
 
-def all_rows(history: SampleHistory, of: Course, start_s: float, end_s: float) -> Rows:
+def all_rows(history: SampleHistory | UnitHistory, of: Course, start_s: float, end_s: float) -> Rows:
     """Every sample at which a forecaster would have been asked, each one row."""
     return sample_rows(history, of, start_s, end_s, seed=0, max_quiet=10**9, max_ahead=10**9)
 
@@ -107,7 +108,7 @@ def average_precision(rows: Rows, probabilities: NDArray[np.float64], horizon_s:
 
 
 def alarms(
-    history: SampleHistory,
+    history: SampleHistory | UnitHistory,
     of: Course,
     rows: Rows,
     probabilities: NDArray[np.float64],
@@ -184,7 +185,7 @@ def _together(job: NDArray[np.int64], gpu: NDArray[np.int64], at: NDArray[np.flo
 
 
 def _lead_s(
-    history: SampleHistory,
+    history: SampleHistory | UnitHistory,
     onset: NDArray[np.int64],
     gpu: NDArray[np.int64],
     at: NDArray[np.float64],

@@ -1,4 +1,4 @@
-"""Rows that bottleneck models learn from and are judged on: a GPU at a moment, and whether an onset followed.
+"""Rows that bottleneck models learn from and are judged on: a GPU (node, port, queue) at a moment, and what followed.
 
 Here belong the choice of rows, their weights, their outcome by interval and what is unknown about it; not the features
 (`features/windows.py`), not the rules of labels (`features/labels.py`), and no model.
@@ -6,7 +6,7 @@ Here belong the choice of rows, their weights, their outcome by interval and wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from features.history import SampleHistory
 from features.label_memory import failed_while_growing
-from features.label_spans import CLEAR, SET, UNKNOWN, gap_s, runs
+from features.label_spans import CLEAR, SET, UNKNOWN, excluded_rows, gap_s, runs
 from features.labels import states
 from features.thresholds import ThresholdBook
+from features.unit_history import UnitHistory
 from features.windows import WINDOW_S, FeatureBlock
 from models.trend import HORIZONS_S
 
@@ -48,21 +49,25 @@ class Course:
 
 
 def course(
-    history: SampleHistory,
+    history: SampleHistory | UnitHistory,
     bottleneck_class: str,
     book: ThresholdBook,
     excluded: pl.DataFrame | None = None,
     jobs: pl.DataFrame | None = None,
 ) -> Course:
     """Follow a class through a history; arguments as of `features.labels.label_bottlenecks`."""
-    state = states(history, bottleneck_class, book, excluded)
+    if isinstance(history, UnitHistory):
+        state = history.state.copy()
+        state[excluded_rows(excluded, bottleneck_class, history.node_names, history.node, history.ts)] = UNKNOWN
+    else:
+        state = states(history, bottleneck_class, book, excluded)
     found = runs(history, state)
     onset = found.first[found.is_known & found.has_held]
     n = len(state)
     ends = np.ones(n, dtype=bool)
     if n > 1:
         ends[:-1] = (np.diff(history.gpu) != 0) | (np.diff(history.ts) > gap_s(history)) | (state[1:] == UNKNOWN)
-    if bottleneck_class == "memory_exhaustion" and jobs is not None and n:
+    if bottleneck_class == "memory_exhaustion" and isinstance(history, SampleHistory) and jobs is not None and n:
         last, onset_s = failed_while_growing(history, state, found, jobs)
         # The onset lies between two samples: it counts at the first sample after it, if there is one.
         row = np.where(history.ts[last] >= onset_s, last, np.minimum(last + 1, n - 1))
@@ -97,9 +102,8 @@ class Rows:
 
     def where(self, mask: NDArray[np.bool_]) -> Rows:
         """Some of the rows."""
-        block = FeatureBlock(
-            self.block.bottleneck_class, self.block.gpus[mask], self.block.at_s[mask], self.block.matrix[mask]
-        )
+        of = self.block
+        block = replace(of, gpus=of.gpus[mask], at_s=of.at_s[mask], matrix=of.matrix[mask])
         return Rows(
             block, self.node[mask], self.job[mask], self.onset_in_s[mask], self.known_s[mask], self.weight[mask]
         )
@@ -129,7 +133,7 @@ class Rows:
 
 
 def sample_rows(
-    history: SampleHistory,
+    history: SampleHistory | UnitHistory,
     of: Course,
     start_s: float,
     end_s: float,
@@ -177,7 +181,7 @@ def sample_rows(
     )
 
 
-def _gang_size(history: SampleHistory, of: Course) -> NDArray[np.int64]:
+def _gang_size(history: SampleHistory | UnitHistory, of: Course) -> NDArray[np.int64]:
     """GPUs of each sample's job, 1 where the class does not befall gangs."""
     size = np.ones(len(history.ts), dtype=np.int64)
     if of.bottleneck_class in GANG_CLASSES and history.job_ids:
@@ -188,7 +192,7 @@ def _gang_size(history: SampleHistory, of: Course) -> NDArray[np.int64]:
 
 
 def _outcome(
-    history: SampleHistory, of: Course, rows: NDArray[np.int64], at: NDArray[np.float64], end_s: float
+    history: SampleHistory | UnitHistory, of: Course, rows: NDArray[np.int64], at: NDArray[np.float64], end_s: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Seconds to the next onset of each row's GPU, and seconds for which the outcome is known."""
     ts, gpu = history.ts, history.gpu
@@ -204,7 +208,7 @@ def _outcome(
     return onset_in, known
 
 
-def screen_recall(history: SampleHistory, of: Course, start_s: float, end_s: float) -> tuple[int, int]:
+def screen_recall(history: SampleHistory | UnitHistory, of: Course, start_s: float, end_s: float) -> tuple[int, int]:
     """How many onsets the screen would have shown to a forecaster within the last horizon before them.
 
     Returns:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from features.conditions import CLASSES
 from features.history import SampleHistory
 from features.thresholds import ThresholdBook
+from features.unit_history import UnitHistory
+from features.unit_windows import UNIT_FEATURES
 from features.vocabulary import conform, schema
 from features.windows import FEATURES, FeatureBlock
 from models import bottleneck, node_failure
@@ -31,6 +33,7 @@ from models.onsets import PURGE_S, Rows, course, sample_rows
 from models.promotion import decide, mean_interval
 from models.registry import Registry, RegistryError
 from models.training import TABLE, TrainingReport, act
+from models.unit_training import unit_histories
 from models.versions import configuration_id, full_configuration, what_changed
 
 MAX_SAMPLES = 8_000_000  # rows of samples held at once; beyond, whole nodes are drawn
@@ -44,25 +47,26 @@ def train_bottleneck(
     cluster: str = "", seed: int = 1, threads: int = 1, snapshot_id: int | None = None,
     node_samples: pl.DataFrame | None = None, excluded: pl.DataFrame | None = None, stale_s: float = 45.0,
     limits: Mapping[str, Mapping[str, float]] | None = None,
-    max_samples: int = MAX_SAMPLES,
+    max_samples: int = MAX_SAMPLES, port_samples: pl.DataFrame | None = None,
 ) -> TrainingReport:  # fmt: skip
     """Train the bottleneck forecaster of a cluster.
 
     Args:
         samples: `core_gpu_samples` rows; those later than `at` change nothing.
-        jobs: `core_jobs` rows, for jobs that failed.
-        nodes: `core_nodes` rows, for GPU models.
+        jobs: `core_jobs` rows, for jobs that failed, and for the occupancy of queues.
+        nodes: `core_nodes` rows, for GPU models and the GPUs there are.
         registry: The cluster's registry.
         at: The moment of training.
         cluster: Name for score rows.
         seed: Seed of every random choice.
         threads: Threads of the fits.
         snapshot_id: Snapshot of the store the samples are of.
-        node_samples: `core_node_samples` rows, for inlet temperatures.
+        node_samples: `core_node_samples` rows, for inlet temperatures and host memory.
         excluded: Spans `node`, `start`, `end` from which nothing may be learned.
         stale_s: Age at which a sample stops counting as a peer.
         limits: Limits by part of a model name that replace the built-in ones.
         max_samples: Rows held at once.
+        port_samples: `core_port_samples` rows, for the fabric.
 
     Raises:
         ValueError: A key column of the samples is absent.
@@ -81,15 +85,22 @@ def train_bottleneck(
         reason = f"trend stays: samples span {span_s / 3600:.1f} h, {10 * PURGE_S / 3600:.1f} h are needed"
         return TrainingReport(task, None, False, reason, _rows_of_scores([], cluster, at, task, ""))
     known_jobs = None if jobs is None else jobs.filter(pl.col("end_time") <= at)
-    courses = {name: course(history, name, book, excluded, known_jobs) for name in CLASSES}
+    units = unit_histories(
+        history, book, at, node_samples=node_samples, port_samples=port_samples, jobs=jobs, nodes=nodes
+    )  # fmt: skip
+    of = {**dict.fromkeys(CLASSES, history), **units}
+    courses = {name: course(one, name, book, excluded, known_jobs) for name, one in of.items()}
     expected = registry.present(task)
-    judgement = judge(history, courses, _bottleneck_champion(registry), seed=seed, threads=threads)
+    judgement = judge(history, courses, _bottleneck_champion(registry), seed=seed, threads=threads, units=units)
     if judgement.model is None or not judgement.classes:
         _, reason = act(registry, task, "", judgement, expected, at)
         scores = _rows_of_scores(judgement.scores, cluster, at, task, "")
         return TrainingReport(task, None, False, reason, scores, is_judged=judgement.is_judged)
     begin, end = float(history.ts.min()), float(history.ts.max())
-    rows = {name: sample_rows(history, courses[name], begin, end, seed=seed) for name in sorted(judgement.classes)}
+    rows = {
+        name: sample_rows(of[name], courses[name], float(of[name].ts.min()), float(of[name].ts.max()), seed=seed)
+        for name in sorted(judgement.classes)
+    }
     model = HazardForecaster.fit(rows, seed=seed, threads=threads)
     card = {
         "trained_at": at, "cluster": cluster, "features": {name: list(bottleneck.USED[name]) for name in model.classes},
@@ -97,12 +108,12 @@ def train_bottleneck(
         "configuration_parts": full_configuration(task, bottleneck.configuration()),
         "seed": seed, "snapshot_id": snapshot_id,
         "classes": model.classes, "span": [_text(begin), _text(end)], "samples": len(history.ts),
-        "onsets": {name: len(courses[name].onset_row) for name in CLASSES}, "calibration": model.calibration,
+        "onsets": {name: len(one.onset_row) for name, one in courses.items()}, "calibration": model.calibration,
         "importance": {name: model.importance(name) for name in model.classes},
         "metrics": _metrics(judgement.scores), "decision": judgement.reason,
         "judged_against": expected, "summary": f"{', '.join(model.classes)}: {judgement.reason}",
     }  # fmt: skip
-    version = registry.save(task, {**model.to_files(), TABLE: _table(rows, history)}, card)
+    version = registry.save(task, {**model.to_files(), TABLE: _table(rows, of)}, card)
     promoted, reason = act(registry, task, version, judgement, expected, at)
     scores = _rows_of_scores(judgement.scores, cluster, at, task, version)
     facts = {"classes": model.classes, "onsets": card["onsets"], "samples": card["samples"]}
@@ -119,9 +130,11 @@ def train_bottleneck_again(registry: Registry, version: str, *, threads: int = 1
     table = pl.read_parquet(io.BytesIO(loaded.files[TABLE]))
     rows = {}
     for (name,), part in table.partition_by("bottleneck_class", as_dict=True, maintain_order=True).items():
+        names = UNIT_FEATURES.get(str(name), FEATURES)
         block = FeatureBlock(
-            str(name), part["gpu"].to_numpy(), part["at_s"].to_numpy(), part.select(FEATURES).to_numpy()
-        )
+            str(name), part["gpu"].to_numpy(), part["at_s"].to_numpy(),
+            part.select(pl.col(names).fill_null(float("nan"))).to_numpy(), {n: i for i, n in enumerate(names)},
+        )  # fmt: skip
         columns = (part[column].to_numpy() for column in ("node", "job", "onset_in_s", "known_s", "weight"))
         rows[str(name)] = Rows(block, *columns)
     return HazardForecaster.fit(rows, seed=loaded.card["seed"], threads=threads)
@@ -151,10 +164,11 @@ def _bottleneck_champion(registry: Registry) -> tuple[str, HazardForecaster, flo
     return loaded.version, model, datetime.fromisoformat(loaded.card["trained_at"]).timestamp(), is_same
 
 
-def _table(rows_of: Mapping[str, Rows], history: SampleHistory) -> bytes:
+def _table(rows_of: Mapping[str, Rows], histories: Mapping[str, SampleHistory | UnitHistory]) -> bytes:
     frames = []
     for name, rows in rows_of.items():
-        frame = pl.DataFrame(rows.block.matrix, schema=list(FEATURES)).with_columns(
+        history = histories[name]
+        frame = pl.DataFrame(rows.block.matrix, schema=list(rows.block.index)).with_columns(
             pl.lit(name).alias("bottleneck_class"),
             pl.Series("gpu", rows.block.gpus),
             pl.Series("gpu_uuid", [history.uuids[i] for i in rows.block.gpus]),
@@ -167,7 +181,7 @@ def _table(rows_of: Mapping[str, Rows], history: SampleHistory) -> bytes:
         )
         frames.append(frame)
     buffer = io.BytesIO()
-    pl.concat(frames).write_parquet(buffer, compression="zstd")
+    pl.concat(frames, how="diagonal").write_parquet(buffer, compression="zstd")
     return buffer.getvalue()
 
 

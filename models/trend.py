@@ -31,7 +31,7 @@ class Course:
         doubt: Spread of what a trend still brings, as a share of it.
         new_ground: Only a distance this far below everything before the last 90 s is a course of its own; anything
             else comes back from a checkpoint, an evaluation or a pause.
-        job_age_s: Jobs younger than this are starting up.
+        job_age_s: Jobs younger than this are starting up; 0: of things that have no job of their own.
     """
 
     noise: float
@@ -46,6 +46,10 @@ COURSES = {
     "thermal_throttle": Course(noise=1.0, fade_s=45.0, doubt=0.5, new_ground=2.0, job_age_s=300.0),
     "nvlink_saturation": Course(noise=0.04, fade_s=60.0, doubt=0.3, new_ground=0.10, job_age_s=300.0),
     "memory_exhaustion": Course(noise=0.3, fade_s=120.0, doubt=0.5, new_ground=1.0, job_age_s=180.0),
+    "host_memory": Course(noise=0.01, fade_s=120.0, doubt=0.5, new_ground=0.05, job_age_s=0.0),
+    "fabric_congestion": Course(noise=0.15, fade_s=90.0, doubt=0.4, new_ground=0.2, job_age_s=0.0),
+    # Work arrives at once: a trend of waiting work says little.
+    "shortage": Course(noise=4.0, fade_s=60.0, doubt=1.0, new_ground=1.0, job_age_s=0.0),
 }
 STEP_SLOWING = 1.03  # where steps are known, links that fill without slowing them are at work, not in trouble
 
@@ -116,7 +120,8 @@ class TrendForecaster:
     def _is_doubtful(block: FeatureBlock, course: Course, slope: NDArray[np.float64]) -> NDArray[np.bool_]:
         with np.errstate(invalid="ignore"):
             doubtful = (slope >= 0) | ~(block.column("new_low") <= -course.new_ground)
-            doubtful |= block.column("job_age_s") < course.job_age_s
+            if course.job_age_s:
+                doubtful |= block.column("job_age_s") < course.job_age_s
             if block.bottleneck_class == "nvlink_saturation":
                 doubtful |= block.column("step_ratio_last") < STEP_SLOWING
         return doubtful

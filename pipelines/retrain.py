@@ -16,7 +16,8 @@ from typing import Any
 import polars as pl
 
 from features.conditions import LABEL_INPUTS
-from features.vocabulary import GPU_KEYS, GPU_QUANTITIES
+from features.unit_conditions import LOADS, RATES
+from features.vocabulary import GPU_KEYS, GPU_QUANTITIES, PORT_KEYS
 from models.registry import Registry
 from pipelines.exclusions import read_exclusions
 from pipelines.job_history import read_jobs, read_nodes
@@ -126,6 +127,7 @@ def _faults(reader: Reader, _: Settings, cluster: str, now: datetime) -> dict[st
 
 def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) -> dict[str, Any]:
     from models.training_hardware import MAX_SAMPLES
+    from models.unit_training import QUEUE_DAYS
 
     since = now - timedelta(hours=settings.training.telemetry_hours)
     nodes = sampled_nodes(reader, cluster, since, now, MAX_SAMPLES, settings.training.seed)
@@ -137,7 +139,8 @@ def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) ->
     return {
         "samples": reader.query(f"SELECT {names} FROM core_gpu_samples {where} ORDER BY gpu_uuid, ts", parameters),
         "node_samples": reader.query(f"SELECT * FROM core_node_samples {where} ORDER BY node, ts", parameters),
-        "jobs": read_jobs(reader, cluster, since),
+        "port_samples": _port_samples(reader, cluster, since, now, nodes, settings.training.seed),
+        "jobs": read_jobs(reader, cluster, min(since, now - timedelta(days=QUEUE_DAYS))),
         "nodes": read_nodes(reader, cluster),
         "stale_s": 2 * interval_s + 5.0,  # as the nowcast sees peers
         "limits": settings.ingest.limits,
@@ -145,12 +148,30 @@ def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) ->
     }
 
 
+def _port_samples(
+    reader: Reader, cluster: str, begin: datetime, end: datetime, nodes: list[str] | None, seed: int
+) -> pl.DataFrame:
+    """Ports of the nodes whose GPUs are learned from, of fewer of them where those are too many rows."""
+    from models.unit_training import MAX_PORT_SAMPLES
+
+    drawn = sampled_nodes(reader, cluster, begin, end, MAX_PORT_SAMPLES, seed, table="core_port_samples")
+    wanted = nodes if drawn is None else drawn if nodes is None else sorted(set(nodes) & set(drawn))
+    chosen = "" if wanted is None else " AND node = ANY(?)"
+    names = ", ".join((*PORT_KEYS, *LOADS, *RATES, "speed_bytes_per_s"))
+    return reader.query(
+        f'SELECT {names} FROM core_port_samples WHERE "cluster" = ? AND ts >= ? AND ts < ?{chosen} '
+        "ORDER BY node, device, port, ts",
+        [cluster, begin, end, *([] if wanted is None else [wanted])],
+    )
+
+
 def sampled_nodes(
-    reader: Reader, cluster: str, begin: datetime, end: datetime, most: int, seed: int
-) -> list[str] | None:
+    reader: Reader, cluster: str, begin: datetime, end: datetime, most: int, seed: int,
+    *, table: str = "core_gpu_samples",
+) -> list[str] | None:  # fmt: skip
     """Nodes to learn from, drawn at random when all samples would be more than `most` rows; None: all of them."""
     counts = reader.query(
-        'SELECT node, count(*) AS n FROM core_gpu_samples WHERE "cluster" = ? AND ts >= ? AND ts < ? '
+        f'SELECT node, count(*) AS n FROM {table} WHERE "cluster" = ? AND ts >= ? AND ts < ? '
         "GROUP BY node ORDER BY node",
         [cluster, begin, end],
     )

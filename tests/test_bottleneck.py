@@ -8,6 +8,8 @@ import pytest
 
 from features.conditions import CLASSES
 from features.history import SampleHistory
+from features.unit_conditions import UNIT_CLASSES
+from features.unit_windows import UNIT_FEATURES
 from features.windows import FEATURE_INDEX, FEATURES, FeatureBlock
 from models.bottleneck import USED, HazardForecaster, ModelFileError
 from models.naive_onsets import NAMES, NaiveOnsets
@@ -197,9 +199,9 @@ def test_files_carry_the_model_and_wrong_ones_are_refused(model, judged):
 
 
 def test_models_use_only_features_that_exist():
-    assert set(USED) == set(CLASSES)
-    for names in USED.values():
-        assert set(names) <= set(FEATURES)
+    assert set(USED) == {*CLASSES, *UNIT_CLASSES}
+    for bottleneck_class, names in USED.items():
+        assert set(names) <= set(UNIT_FEATURES.get(bottleneck_class, FEATURES))
         assert len(names) == len(set(names))
 
 
