@@ -63,6 +63,10 @@ class Roster:
         self._seen_keys = (keys, hosts, index, host)
         return index, host, fresh
 
+    def index_of(self, uuid: str) -> int | None:
+        """Index of a GPU; None: not known."""
+        return self._index.get(uuid)
+
     def node_codes(self, hosts: list[str]) -> list[int]:
         """Codes of nodes that have been seen."""
         return [self._node_codes[host] for host in hosts]

@@ -1,60 +1,42 @@
 """From scores to hints: which bottlenecks are worth publishing, at which scope, under which lasting id.
 
-Here belong hysteresis, merging of correlated GPUs into their node or rack, reasons in words and suggested actions; not
-the probabilities (`models/`) and not the publishing (`scheduler_hints/nowcast.py`).
+Here belongs what becomes of hints from tick to tick; not the probabilities (`models/`), the hysteresis of single units
+(`watches.py`), what they have in common (`causes.py`), what to do (`advice.py`) or the publishing (`nowcast.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
-from numpy.typing import NDArray
 
-from features.windows import FeatureBlock
-from scheduler_hints.schema import HORIZONS_S, Action, Bottleneck, BottleneckClass, Scope
+from scheduler_hints.advice import advise, severity
+from scheduler_hints.causes import Explanation, Group, Key
+from scheduler_hints.reasons import expected_onset_s, reason
+from scheduler_hints.schema import HORIZONS_S, Bottleneck, BottleneckClass, Scope
+from scheduler_hints.scored import Alarm, Place, Scored
+from scheduler_hints.watches import STALE_KEEP_S, SURE, IsKnown, Threshold, Watches
 
-KEEP_RATIO = 0.6  # a hint stays until its probability falls under this share of what it took to publish it
-NODE_SHARE = 0.5  # this share of a node's GPUs makes it the node's trouble
-NODE_KEEP_SHARE = 0.25  # and it stays the node's until fewer than this are left
-RACK_NODES = 2
-# A rack is a common cause only of what its GPUs share: the air. Links and memory belong to the node and the job.
-RACK_CLASSES = frozenset({"thermal_throttle"})
+__all__ = ["Episodes", "Place", "Scored", "expected_onset_s"]
 
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Scores of one class at one tick.
-
-    Attributes:
-        bottleneck_class: The class.
-        block: Features of the GPUs that were looked at.
-        probabilities: Shape (rows, len(HORIZONS_S)).
-        is_active: The condition is set already, shape (rows,).
-        model_version: Of the forecaster.
-    """
-
-    bottleneck_class: BottleneckClass
-    block: FeatureBlock
-    probabilities: NDArray[np.float64]
-    is_active: NDArray[np.bool_]
-    model_version: str
+RESUMED_S = 60.0  # for this long after a restart hints are taken up by their scope
+MAX_NODES = 512  # names of nodes in one hint; `members` counts all units
 
 
-class Place(Protocol):
-    """Where a GPU is and whose it is."""
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A hint that stands. `units` are its members at the last tick, `set_since_s` since when its condition is set."""
 
-    def uuid(self, gpu: int) -> str: ...
-    def node(self, gpu: int) -> str: ...
-    def jobs(self, gpu: int) -> Sequence[str]: ...
-    def node_gpus(self, node: str) -> int: ...
-    def rack(self, node: str) -> str | None: ...
-    def pod(self, node: str) -> str | None: ...
+    id: str
+    since_s: float
+    scope: str
+    cause: Key
+    units: set[str] = field(default_factory=set)
+    set_since_s: float | None = None
 
 
 class Episodes:
@@ -63,168 +45,206 @@ class Episodes:
     Args:
         cluster: Name of the cluster.
         publish_probability: A bottleneck is published from this probability on.
+        thresholds: Classes with a threshold of their own.
+        stale_keep_s: How long a hint outlives the last fresh sample of its units, s.
     """
 
-    def __init__(self, cluster: str, publish_probability: float = 0.5) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        publish_probability: float = 0.5,
+        *,
+        thresholds: Mapping[str, Threshold] | None = None,
+        stale_keep_s: float = STALE_KEEP_S,
+    ) -> None:
         self.cluster = cluster
-        self.publish_probability = publish_probability
-        self._gpus: dict[str, set[str]] = {}
-        self._ids: dict[tuple[str, str, str], str] = {}
+        self._common = Threshold(publish_probability, max(SURE, publish_probability))
+        self._own = dict(thresholds or {})
+        self._stale_keep_s = stale_keep_s
+        self._watches: dict[BottleneckClass, Watches] = {}
+        self._live: dict[str, list[_Live]] = defaultdict(list)
+        self._resumed: dict[tuple[str, str, str], _Live] = {}
+        self._resumed_until_s: float | None = None
+
+    def threshold(self, bottleneck_class: str) -> Threshold:
+        """What it takes to publish a class."""
+        return self._own.get(bottleneck_class, self._common)
 
     def resume(self, published: Iterable[Bottleneck]) -> None:
-        """Take up the ids of hints that a former run of this process published, so that they outlive a restart."""
+        """Take up the hints that a former run of this process published, so that their ids outlive a restart."""
         for hint in published:
-            key = hint.gpu_uuid if hint.scope == "gpu" else hint.node if hint.scope == "node" else hint.rack
+            key = _key(hint, self.cluster)
             if key is not None:
-                self._ids[hint.bottleneck_class, hint.scope, key] = hint.id
-                if hint.scope == "gpu":
-                    self._gpus.setdefault(hint.bottleneck_class, set()).add(key)
+                since = hint.since or datetime.now(UTC)
+                live = _Live(hint.id, since.timestamp(), hint.scope, (hint.scope, key))
+                self._resumed[hint.bottleneck_class, hint.scope, key] = live
 
     def update(self, now: datetime, scores: Iterable[Scored], place: Place) -> list[Bottleneck]:
         """The hints to publish at this tick, most probable first.
 
         Args:
             now: The moment.
-            scores: One per class; a GPU that is in none of them is not foreseen to be in trouble any more.
+            scores: One per class; a unit that is in none of them is looked up in `place`: with a fresh sample it is
+                clear, without one it is not known.
             place: Look-up of places and jobs.
         """
+        now_s = now.timestamp()
+        if self._resumed and self._resumed_until_s is None:
+            self._resumed_until_s = now_s + RESUMED_S
+        elif self._resumed_until_s is not None and now_s >= self._resumed_until_s:
+            self._resumed.clear()
+        by_class = {scored.bottleneck_class: scored for scored in scores}
         hints: list[Bottleneck] = []
-        ids: dict[tuple[str, str, str], str] = {}
-        for scored in scores:
-            rows = self._chosen(scored, place)
-            for scope, key, members in self._merged(scored.bottleneck_class, rows, scored, place):
-                name = (scored.bottleneck_class, scope, key)
-                ids[name] = self._ids.get(name) or self._new_id(name, now)
-                hints.append(self._hint(ids[name], scope, members, scored, now, place))
-        self._ids = ids
+        for name in [*by_class, *(name for name in self._watches if name not in by_class)]:
+            watches = self._watches.setdefault(name, Watches(self.threshold(name), self._stale_keep_s))
+            alarms = watches.update(now_s, by_class.get(name), place, self._known(name, place))
+            explanation = Explanation(
+                name, alarms, place, {live.cause for live in self._live[name]}, self.cluster
+            )  # fmt: skip
+            self._live[name] = [] if not alarms else self._followed(name, now_s, explanation)
+            for live, group in zip(self._live[name], explanation.groups, strict=True):
+                hints.append(self._hint(live, group, explanation, now, place))
         return sorted(hints, key=lambda hint: (-hint.probability, hint.horizon_s, hint.id))
 
-    def _chosen(self, scored: Scored, place: Place) -> list[int]:
-        last = np.where(scored.is_active, 1.0, scored.probabilities[:, -1])
-        before = self._gpus.get(scored.bottleneck_class, set())
-        rows = np.flatnonzero(last >= KEEP_RATIO * self.publish_probability)
-        chosen = [
-            int(row)
-            for row in rows
-            if last[row] >= self.publish_probability or place.uuid(int(scored.block.gpus[row])) in before
-        ]
-        self._gpus[scored.bottleneck_class] = {place.uuid(int(scored.block.gpus[row])) for row in chosen}
-        return chosen
+    def _known(self, name: str, place: Place) -> IsKnown | None:
+        """Tells whether a unit was part of a hint before a restart; None when there was none."""
+        if not self._resumed:
+            return None
+        resumed = self._resumed
 
-    def _merged(
-        self, name: str, rows: Sequence[int], scored: Scored, place: Place
-    ) -> list[tuple[Scope, str, list[int]]]:
-        by_node: dict[str, list[int]] = defaultdict(list)
-        for row in rows:
-            by_node[place.node(int(scored.block.gpus[row]))].append(row)
-        out: list[tuple[Scope, str, list[int]]] = []
-        whole: dict[str, list[int]] = {}
-        for node, members in by_node.items():
-            share = NODE_KEEP_SHARE if (name, "node", node) in self._ids else NODE_SHARE
-            if len(members) >= max(2, share * place.node_gpus(node)):
-                whole[node] = members
-            else:
-                out += [("gpu", place.uuid(int(scored.block.gpus[row])), [row]) for row in members]
-        racks = Counter(place.rack(node) for node in whole) if name in RACK_CLASSES else Counter()
-        by_rack: dict[str, list[int]] = defaultdict(list)
-        for node, members in whole.items():
-            rack = place.rack(node)
-            if rack is not None and racks[rack] >= RACK_NODES:
-                by_rack[rack] += members
-            else:
-                out.append(("node", node, members))
-        return out + [("rack", rack, members) for rack, members in by_rack.items()]
+        def is_known(key: str, node: str | None) -> bool:
+            places: list[tuple[str, str | None]] = [
+                ("gpu", key),
+                ("link", key),
+                ("queue", key),
+                ("cluster", self.cluster),
+            ]
+            if node is not None:
+                places += [("node", node), ("rack", place.rack(node)), ("pod", place.pod(node))]
+                places += [("job", job) for job in place.node_jobs(node)]
+            return any((name, scope, value) in resumed for scope, value in places)
 
-    def _new_id(self, name: tuple[str, str, str], now: datetime) -> str:
-        text = "|".join((self.cluster, *name, now.isoformat()))
+        return is_known
+
+    # --- ids ------------------------------------------------------------------------------------------------
+
+    def _followed(self, name: str, now_s: float, explanation: Explanation) -> list[_Live]:
+        """The lasting hint of each group: the oldest of those most of whose units went to it, else a new one."""
+        groups = explanation.groups
+        where = {alarm.key: number for number, group in enumerate(groups) for alarm in group.alarms}
+        claims: dict[int, list[_Live]] = defaultdict(list)
+        for live in self._live[name]:
+            went = Counter(where[unit] for unit in live.units if unit in where)
+            if went:
+                claims[min(went, key=lambda number: (-went[number], number))].append(live)
+        out = []
+        for number, group in enumerate(groups):
+            scope, key = _scope(group)
+            before = min(claims[number], key=lambda live: (live.since_s, live.id), default=None)
+            before = before or self._resumed.pop((name, scope, key), None)
+            since_s = before.since_s if before is not None else min(alarm.since_s for alarm in group.alarms)
+            hint_id = before.id if before is not None else self._new_id(name, scope, key, now_s)
+            is_set = any(alarm.is_active for alarm in group.alarms)
+            set_since_s = before.set_since_s if before is not None and before.set_since_s is not None else now_s
+            units = {alarm.key for alarm in group.alarms}
+            cause = (group.kind, group.key)
+            out.append(_Live(hint_id, since_s, scope, cause, units, set_since_s if is_set else None))
+        return out
+
+    def _new_id(self, name: str, scope: str, key: str, now_s: float) -> str:
+        text = "|".join((self.cluster, name, scope, key, repr(now_s)))
         return "bn-" + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
+    # --- one hint -------------------------------------------------------------------------------------------
+
     def _hint(
-        self, hint_id: str, scope: Scope, members: list[int], scored: Scored, now: datetime, place: Place
-    ) -> Bottleneck:
-        gpus = [int(scored.block.gpus[row]) for row in members]
-        node = place.node(gpus[0])
-        is_active = bool(scored.is_active[members].any())
-        p = scored.probabilities[members].max(axis=0)
-        if is_active:
-            p = np.ones(len(HORIZONS_S))
-        reached = np.flatnonzero(p >= min(self.publish_probability, p[-1]))
-        first = int(reached[0])
-        worst = members[int(np.argmax(np.where(scored.is_active[members], 1.0, scored.probabilities[members, -1])))]
-        jobs = sorted({job for gpu in gpus for job in place.jobs(gpu)})
-        reasons = [reason(scored.block, worst, is_active=bool(scored.is_active[worst]))]
-        if scope != "gpu":
-            nodes = sorted({place.node(gpu) for gpu in gpus})
-            where = ", ".join(nodes[:8]) + (" …" if len(nodes) > 8 else "")
-            of = f" of {place.node_gpus(node)}" if scope == "node" else ""
-            reasons.insert(0, f"{len(gpus)}{of} GPUs together on {where}")
+        self, live: _Live, group: Group, explanation: Explanation, now: datetime, place: Place
+    ) -> Bottleneck:  # fmt: skip
+        alarms, name, now_s = group.alarms, explanation.bottleneck_class, now.timestamp()
+        worst = max(alarms, key=lambda alarm: alarm.highest)
+        is_active = any(alarm.is_active for alarm in alarms)
+        p = np.ones(len(HORIZONS_S))
+        if not is_active:
+            p = np.max([alarm.scored.probabilities[alarm.row] for alarm in alarms], axis=0)
+        first = int(np.flatnonzero(p >= min(self.threshold(name).publish, p[-1]))[0])
+        onset = now + timedelta(seconds=max(expected_onset_s(p) - (now_s - worst.looked_s), 0.0))
+        nodes = sorted({alarm.node for alarm in alarms if alarm.node is not None})
+        racks, pods = ({of(node) for node in nodes} for of in (place.rack, place.pod))
+        jobs = sorted({job for alarm in alarms for job in alarm.jobs})
+        causes = explanation.causes(group)
+        scope, key = _scope(group)
+        kind = causes[0].kind if causes else group.kind
+        advice = advise(name, scope, kind, is_active=is_active, has_job=bool(jobs))
+        gpus = len(alarms) if explanation.unit == "gpu" else sum(place.node_gpus(node) for node in nodes)
+        reasons = [_why(worst)]
+        if len(alarms) > 1:
+            reasons.insert(0, _together(scope, alarms, nodes, place))
         return Bottleneck(
-            id=hint_id,
+            id=live.id,
             cluster=self.cluster,
-            bottleneck_class=scored.bottleneck_class,
+            bottleneck_class=name,
             scope=scope,
-            node=node if scope in ("gpu", "node") else None,
-            gpu_uuid=place.uuid(gpus[0]) if scope == "gpu" else None,
-            rack=place.rack(node),
-            pod=place.pod(node),
+            node=nodes[0] if len(nodes) == 1 and scope in ("gpu", "link", "node", "job") else None,
+            gpu_uuid=key if scope == "gpu" else None,
+            rack=racks.pop() if len(racks) == 1 else None,
+            pod=pods.pop() if len(pods) == 1 else None,
             horizon_s=HORIZONS_S[first],
             probability=round(float(p[first]), 4),
             probabilities={str(h): round(float(value), 4) for h, value in zip(HORIZONS_S, p, strict=True)},
-            expected_onset=None if is_active else now + timedelta(seconds=expected_onset_s(p)),
+            expected_onset=None if is_active else onset,
             is_active=is_active,
             job_ids=jobs,
-            action=action(scored.bottleneck_class, scope, is_active=is_active, has_job=bool(jobs)),
+            action=advice.action,
             reasons=reasons,
-            model_version=scored.model_version,
+            model_version=worst.scored.model_version,
+            since=datetime.fromtimestamp(live.since_s, UTC),
+            severity=severity(
+                name,
+                scope,
+                probability=float(p[-1]),
+                is_active=is_active,
+                active_for_s=now_s - live.set_since_s if live.set_since_s is not None else 0.0,
+                nodes=len(nodes),
+                gpus=gpus,
+                gang_ratio=len(alarms) / explanation.size("job", key) if scope == "job" else 0.0,
+            ),
+            members=len(alarms),
+            nodes=nodes[:MAX_NODES],
+            unit=key if scope in ("link", "queue") else None,
+            causes=causes,
+            advice=advice.words,
         )
 
 
-def expected_onset_s(p: NDArray[np.float64]) -> float:
-    """Seconds to the onset, given that it comes within the last horizon, from P by horizon."""
-    edges = np.array((0, *HORIZONS_S), dtype=np.float64)
-    mass = np.diff(np.concatenate(([0.0], p)))
-    total = mass.sum()
-    if total <= 0:
-        return float(edges[-1])
-    return round(float((mass * (edges[:-1] + edges[1:]) / 2).sum() / total), 1)
+def _scope(group: Group) -> tuple[Scope, str]:
+    """Where a hint stands: its cause, but for a job that is touched on one node only."""
+    if group.kind != "job":
+        return group.kind, group.key
+    nodes = {alarm.node for alarm in group.alarms}
+    if len(nodes) == 1 and (node := next(iter(nodes))) is not None:
+        return "node", node
+    return "job", group.key
 
 
-def action(name: str, scope: str, *, is_active: bool, has_job: bool) -> Action:
-    """What a scheduler could do about it."""
-    if not has_job:
-        return "none"
-    if name == "memory_exhaustion":
-        return "retry_elsewhere"
-    if name == "thermal_throttle" and scope == "rack":
-        return "throttle"
-    if name == "thermal_throttle" and is_active:
-        return "drain_after_job"
-    return "reserve"
-
-
-def reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
-    """Why, in words and figures."""
-    value = {
-        name: float(block.column(name)[row])
-        for name in ("last", "slope_short", "gpu_temp_c_last", "nvlink_fill_ratio_last", "step_ratio_last",
-                     "over_plateau_gib_last", "inlet_temp_c_last")
+def _key(hint: Bottleneck, cluster: str) -> str | None:
+    """Name of what a published hint is about."""
+    named = {
+        "gpu": hint.gpu_uuid, "node": hint.node, "rack": hint.rack, "pod": hint.pod, "cluster": cluster,
+        "link": hint.unit, "queue": hint.unit, "job": hint.causes[0].id if hint.causes else None,
     }  # fmt: skip
-    known = {name: not np.isnan(number) for name, number in value.items()}
-    per_min = value["slope_short"] * 60
-    if block.bottleneck_class == "thermal_throttle":
-        text = "at the slowdown limit" if is_active else f"{value['last']:.1f} °C below the slowdown limit"
-        text += f" at {value['gpu_temp_c_last']:.0f} °C" if known["gpu_temp_c_last"] else ""
-        text += f", {-per_min:+.1f} °C/min" if known["slope_short"] else ""
-        return text + (f", inlet air {value['inlet_temp_c_last']:.0f} °C" if known["inlet_temp_c_last"] else "")
-    if block.bottleneck_class == "nvlink_saturation":
-        text = f"NVLink at {value['nvlink_fill_ratio_last']:.0%} of the achievable rate"
-        text += f", {-per_min:+.0%}/min" if known["slope_short"] else ""
-        return text + (
-            f", steps take {value['step_ratio_last']:.2f} × the job's own" if known["step_ratio_last"] else ""
-        )
-    free = value["last"] + 1  # the limit is 1 GiB of free memory
-    text = f"{max(free, 0):.1f} GiB of device memory free"
-    text += (
-        f", {value['over_plateau_gib_last']:.1f} GiB over the job's plateau" if known["over_plateau_gib_last"] else ""
-    )
-    return text + (f", {-per_min:+.2f} GiB/min" if known["slope_short"] else "")
+    return named.get(hint.scope)
+
+
+def _why(alarm: Alarm) -> str:
+    if alarm.scored.reasons:
+        return alarm.scored.reasons[alarm.row]
+    if alarm.scored.block is None:
+        return "set now" if alarm.is_active else f"probability {alarm.highest:.0%}"
+    return reason(alarm.scored.block, alarm.row, is_active=alarm.is_active)
+
+
+def _together(scope: str, alarms: list[Alarm], nodes: list[str], place: Place) -> str:
+    where = ", ".join(nodes[:8]) + (" …" if len(nodes) > 8 else "")
+    units = {"gpu": "GPUs", "link": "ports", "node": "nodes", "queue": "queues"}[alarms[0].unit]
+    of = f" of {place.node_gpus(nodes[0])}" if scope == "node" and alarms[0].unit == "gpu" else ""
+    return f"{len(alarms):,}{of} {units} together on {where}" if where else f"{len(alarms):,} {units} together"

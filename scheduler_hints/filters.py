@@ -22,7 +22,7 @@ def _bottleneck(values: dict[str, Any]) -> Callable[[Bottleneck], bool]:
             return False
         if scope is not None and item.scope != scope:
             return False
-        if node is not None and item.node != node:
+        if node is not None and item.node != node and node not in item.nodes:
             return False
         if job is not None and job not in item.job_ids:
             return False

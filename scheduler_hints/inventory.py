@@ -1,18 +1,16 @@
-"""What the nowcast knows of nodes and of the jobs on them, and the look-up of places that hints go by.
+"""What the nowcast knows of nodes and of the jobs on them.
 
-Here belongs reading the frames of a job source into look-ups by node; not asking the source, and no forecasting.
+Here belongs reading the frames of a job source into look-ups by node; not asking the source, and no forecasting. The
+look-up that hints go by stands in `places.py`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import polars as pl
-
-from features.telemetry import RingWindow
 
 # States of nodes that nobody should be told anything about: they are out of service already.
 EXCLUDED = re.compile(r"drain|down|maint|fail|reboot|power|not_resp|unknown", re.IGNORECASE)
@@ -65,36 +63,3 @@ class Inventory:
         out.jobs = dict(by_node)
         out.only_job = {name: ids[0] for name, ids in by_node.items() if len(ids) == 1}
         return out
-
-
-class Places:
-    """Where a GPU of the rings is and whose it is."""
-
-    def __init__(self, window: RingWindow, inventory: Inventory) -> None:
-        self._window = window
-        self._inventory = inventory
-
-    def uuid(self, gpu: int) -> str:
-        """UUID of a GPU."""
-        return self._window.uuids[gpu]
-
-    def node(self, gpu: int) -> str:
-        """Node of a GPU."""
-        return self._window.nodes[gpu]
-
-    def jobs(self, gpu: int) -> Sequence[str]:
-        """Job of a GPU by its samples, else the jobs of its node by the scheduler."""
-        job = self._window.job_id(gpu)
-        return [job] if job is not None else self._inventory.jobs.get(self.node(gpu), [])
-
-    def node_gpus(self, node: str) -> int:
-        """GPUs of a node by the inventory, else as many as have been seen."""
-        return self._inventory.gpus.get(node) or self._window.node_size(node)
-
-    def rack(self, node: str) -> str | None:
-        """Rack of a node."""
-        return self._inventory.rack.get(node)
-
-    def pod(self, node: str) -> str | None:
-        """Pod of a node."""
-        return self._inventory.pod.get(node)

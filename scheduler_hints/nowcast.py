@@ -24,11 +24,12 @@ from features.thresholds import ThresholdBook
 from models.registry import Registry, RegistryError
 from models.trend import BottleneckForecaster, TrendForecaster
 from scheduler_hints.episodes import Episodes, Scored
-from scheduler_hints.inventory import Inventory, Places
+from scheduler_hints.inventory import Inventory
 from scheduler_hints.journal import Journal
 from scheduler_hints.nowcast_status import STATUS, status_of
 from scheduler_hints.offers import offered
 from scheduler_hints.pace import Pace
+from scheduler_hints.places import Places
 from scheduler_hints.schema import Bottleneck, NodeRisk, ReservationPlan, Snapshot
 from scheduler_hints.snapshot import Publisher, SnapshotError, read_snapshot, snapshot_path, write_atomically
 
@@ -99,7 +100,7 @@ class Nowcast:
         book = ThresholdBook(overrides=overrides)
         self.window = RingWindow(book, stale_s=self.config.stale_s, courses=Courses())
         self.journal = Journal(publisher.root, cluster)
-        self.episodes = Episodes(cluster, self.config.publish_probability)
+        self.episodes = Episodes(cluster, self.config.publish_probability, stale_keep_s=2 * self.config.tick_s)
         self.inventory = Inventory()
         self.problems: dict[str, str] = {}
         self.timings_s: dict[str, float] = {}
@@ -234,7 +235,7 @@ class Nowcast:
         # Before anything is published: what is said now must hold until the next tick, however late that comes.
         self.pace.foresee(before_s + scored - began + self._after_s)
         horizon = self._actionable_s(age)
-        foreseen = self.episodes.update(now, scores, Places(self.window, self.inventory)) if age.size else []
+        foreseen = self.episodes.update(now, scores, Places(self.window, self.inventory, now_s)) if age.size else []
         self._bottlenecks = offered(foreseen, horizon, self.config.publish_probability)
         mark = lap("episodes", mark)
         self._publish_bottlenecks(age, horizon)

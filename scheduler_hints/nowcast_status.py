@@ -62,7 +62,7 @@ def status_of(
         "sample_age_p95_s": float(np.quantile(age, 0.95)) if age.size else None,
         "actionable_horizon_s": horizon_s,
         "offered_horizons_s": list(offered_horizons(horizon_s)),
-        "screened": {scored.bottleneck_class: len(scored.block.gpus) for scored in scores},
+        "screened": {scored.bottleneck_class: len(scored.probabilities) for scored in scores},
         "bottlenecks": nowcast.published,
         "model_version": nowcast.forecaster.version,
         "model_versions": nowcast.versions(),

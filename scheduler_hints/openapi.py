@@ -30,6 +30,7 @@ from scheduler_hints.queries import PARAMETERS, Parameter
 from scheduler_hints.schema import (
     SHAPES,
     Bottleneck,
+    Cause,
     DemandForecast,
     ErrorBody,
     JobForecast,
@@ -68,7 +69,9 @@ _ITEMS: dict[str, Any] = {
     "bottlenecks": Bottleneck(
         "thermal_throttle:gpu:GPU-5f", "alpha", "thermal_throttle", "gpu", "n7", "GPU-5f", "r1", "p1", 60, 0.83,
         {"30": 0.41, "60": 0.83, "90": 0.9, "120": 0.93}, _AT, False, ["4711"], "reserve",
-        ["margin to slowdown falls by 4 °C a minute"], "bottleneck-20260314T020000",
+        ["margin to slowdown falls by 4 °C a minute"], "bottleneck-20260314T020000", since=_AT, nodes=["n7"],
+        causes=[Cause("gpu", "GPU-5f", 1.0, 1.0, "cooling of this GPU alone: none elsewhere")],
+        advice="Hold a spare node for the job.",
     ),
     "backfill-windows": Window(
         "w-n3-n4", "alpha", ["n3", "n4"], 16, _AT, _LATER, 7200, 0.9, "rack", "r1", "p1", "4711", ["4712"]

@@ -151,6 +151,8 @@ def _troubles(hints: Iterable[Bottleneck], facts: dict[str, dict], min_probabili
             key, value = hint.scope, hint.rack if hint.scope == "rack" else hint.pod
             names = {node for node, fact in facts.items() if value is not None and fact[key] == value}
             where = f"{hint.scope} {value}"
+        elif hint.node is None:
+            names, where = {node for node in hint.nodes if node in facts}, hint.scope
         else:
             names, where = {node for node in (hint.node,) if node in facts}, f"node {hint.node}"
         if not names:

@@ -12,7 +12,8 @@ from typing import Literal
 import msgspec
 
 BottleneckClass = Literal["thermal_throttle", "nvlink_saturation", "memory_exhaustion"]
-Scope = Literal["gpu", "link", "node", "rack", "pod", "queue"]
+Scope = Literal["gpu", "link", "node", "job", "rack", "pod", "cluster", "queue"]
+Severity = Literal["page", "ticket", "info"]
 Action = Literal["reserve", "retry_elsewhere", "throttle", "drain_after_job", "none"]
 Kind = Literal["bottlenecks", "backfill-windows", "node-risks", "jobs", "reservation-plans", "demand"]
 KINDS: tuple[Kind, ...] = ("bottlenecks", "backfill-windows", "node-risks", "jobs", "reservation-plans", "demand")
@@ -21,14 +22,33 @@ DemandQuantity = Literal["arrivals", "asked_hours", "in_demand"]
 DEMAND_HORIZONS_H: tuple[int, ...] = (1, 3, 6, 12, 24, 48, 72, 168, 336)
 
 
+class Cause(msgspec.Struct, frozen=True):
+    """What may lie behind a hint.
+
+    `share_explained`: of the hint's members; `share_affected`: of what the cause could touch.
+    """
+
+    kind: Scope
+    id: str
+    share_explained: float
+    share_affected: float
+    evidence: str
+
+
 class Bottleneck(msgspec.Struct, frozen=True):
-    """A bottleneck whose onset is foreseen, one per class and scope.
+    """A bottleneck whose onset is foreseen, one per class and common cause.
 
     `probabilities` gives P(onset within h) for each horizon in seconds; it never falls with the horizon.
     `horizon_s` and `probability` are the shortest horizon that reached the publication threshold.
     `is_active` is true when the condition is already set (no forecast, a fact).
     `too_short` has the probabilities of horizons that leave a scheduler no time to act: they are for people, and
     `probabilities` and `horizon_s` are without them. `is_actionable` is false where all horizons are too short.
+    `members`: GPUs, links, nodes or queues that are merged into it; `nodes`: theirs, at most 512 names.
+    `causes`: what may lie behind it, the likeliest first.
+    `since`: when it was first published; id and `since` outlast changes of scope.
+    `severity`: `page` needs a person now, `ticket` in working hours, `info` programs alone.
+    `advice`: `action` in words.
+    `unit`: name of the link or queue, for those scopes.
     """
 
     id: str
@@ -50,6 +70,13 @@ class Bottleneck(msgspec.Struct, frozen=True):
     model_version: str
     too_short: dict[str, float] = {}
     is_actionable: bool = True
+    since: datetime | None = None
+    severity: Severity = "info"
+    members: int = 1
+    nodes: list[str] = []
+    unit: str | None = None
+    causes: list[Cause] = []
+    advice: str = ""
 
 
 class Window(msgspec.Struct, frozen=True):

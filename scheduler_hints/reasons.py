@@ -1,0 +1,50 @@
+"""Why a GPU is foreseen to be in trouble, in words and figures, and when.
+
+Here belongs what a row of features says; what several units have in common stands in `cause_words.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.windows import FeatureBlock
+from scheduler_hints.schema import HORIZONS_S
+
+
+def expected_onset_s(p: NDArray[np.float64]) -> float:
+    """Seconds to the onset, given that it comes within the last horizon, from P by horizon."""
+    edges = np.array((0, *HORIZONS_S), dtype=np.float64)
+    mass = np.diff(np.concatenate(([0.0], p)))
+    total = mass.sum()
+    if total <= 0:
+        return float(edges[-1])
+    return round(float((mass * (edges[:-1] + edges[1:]) / 2).sum() / total), 1)
+
+
+def reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
+    """Why, in words and figures."""
+    value = {
+        name: float(block.column(name)[row])
+        for name in ("last", "slope_short", "gpu_temp_c_last", "nvlink_fill_ratio_last", "step_ratio_last",
+                     "over_plateau_gib_last", "inlet_temp_c_last")
+    }  # fmt: skip
+    known = {name: not np.isnan(number) for name, number in value.items()}
+    per_min = value["slope_short"] * 60
+    if block.bottleneck_class == "thermal_throttle":
+        text = "at the slowdown limit" if is_active else f"{value['last']:.1f} °C below the slowdown limit"
+        text += f" at {value['gpu_temp_c_last']:.0f} °C" if known["gpu_temp_c_last"] else ""
+        text += f", {-per_min:+.1f} °C/min" if known["slope_short"] else ""
+        return text + (f", inlet air {value['inlet_temp_c_last']:.0f} °C" if known["inlet_temp_c_last"] else "")
+    if block.bottleneck_class == "nvlink_saturation":
+        text = f"NVLink at {value['nvlink_fill_ratio_last']:.0%} of the achievable rate"
+        text += f", {-per_min:+.0%}/min" if known["slope_short"] else ""
+        return text + (
+            f", steps take {value['step_ratio_last']:.2f} × the job's own" if known["step_ratio_last"] else ""
+        )
+    free = value["last"] + 1  # the limit is 1 GiB of free memory
+    text = f"{max(free, 0):.1f} GiB of device memory free"
+    text += (
+        f", {value['over_plateau_gib_last']:.1f} GiB over the job's plateau" if known["over_plateau_gib_last"] else ""
+    )
+    return text + (f", {-per_min:+.2f} GiB/min" if known["slope_short"] else "")
