@@ -60,7 +60,7 @@ class Episodes:
         self.cluster = cluster
         self._common = Threshold(publish_probability, max(SURE, publish_probability))
         self._own = dict(thresholds or {})
-        self._stale_keep_s = stale_keep_s
+        self.stale_keep_s = stale_keep_s
         self._watches: dict[BottleneckClass, Watches] = {}
         self._live: dict[str, list[_Live]] = defaultdict(list)
         self._resumed: dict[tuple[str, str, str], _Live] = {}
@@ -96,8 +96,8 @@ class Episodes:
         by_class = {scored.bottleneck_class: scored for scored in scores}
         hints: list[Bottleneck] = []
         for name in [*by_class, *(name for name in self._watches if name not in by_class)]:
-            watches = self._watches.setdefault(name, Watches(self.threshold(name), self._stale_keep_s))
-            alarms = watches.update(now_s, by_class.get(name), place, self._known(name, place))
+            watches = self._watches.setdefault(name, Watches(self.threshold(name)))
+            alarms = watches.update(now_s, by_class.get(name), place, self._known(name, place), self.stale_keep_s)
             explanation = Explanation(
                 name, alarms, place, {live.cause for live in self._live[name]}, self.cluster
             )  # fmt: skip

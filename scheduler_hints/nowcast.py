@@ -235,7 +235,9 @@ class Nowcast:
         # Before anything is published: what is said now must hold until the next tick, however late that comes.
         self.pace.foresee(before_s + scored - began + self._after_s)
         horizon = self._actionable_s(age)
-        foreseen = self.episodes.update(now, scores, Places(self.window, self.inventory, now_s)) if age.size else []
+        place = Places(self.window, self.inventory, now_s)
+        self.episodes.stale_keep_s = 2 * self.pace.tick_s
+        foreseen = self.episodes.update(now, scores, place) if age.size else []
         self._bottlenecks = offered(foreseen, horizon, self.config.publish_probability)
         mark = lap("episodes", mark)
         self._publish_bottlenecks(age, horizon)

@@ -60,12 +60,10 @@ class Watches:
 
     Args:
         threshold: When the class is published.
-        stale_keep_s: How long an alarm outlives its last fresh look, s.
     """
 
-    def __init__(self, threshold: Threshold, stale_keep_s: float = STALE_KEEP_S) -> None:
+    def __init__(self, threshold: Threshold) -> None:
         self.threshold = threshold
-        self.stale_keep_s = stale_keep_s
         self._watches: dict[str, _Watch] = {}
 
     def update(
@@ -74,6 +72,7 @@ class Watches:
         scored: Scored | None,
         place: Place,
         is_known: IsKnown | None = None,
+        stale_keep_s: float = STALE_KEEP_S,
     ) -> list[Alarm]:
         """Take one look at every unit.
 
@@ -83,13 +82,14 @@ class Watches:
             place: Look-up of places and jobs.
             is_known: Tells by name and node whether a unit was an alarm before a restart; such a one needs no second
                 look.
+            stale_keep_s: How long an alarm outlives its last fresh look, s.
 
         Returns:
             All alarms, those that nothing new is known of included.
         """
         looked = self._look(now_s, scored, place, is_known) if scored is not None else {}
         for key in [key for key in self._watches if key not in looked]:
-            self._miss(now_s, key, place)
+            self._miss(now_s, key, place, stale_keep_s)
         return [watch.alarm for watch in self._watches.values() if watch.is_raised]
 
     def _look(self, now_s: float, scored: Scored, place: Place, is_known: IsKnown | None) -> dict[str, None]:
@@ -129,7 +129,7 @@ class Watches:
         is_told = p >= self.threshold.publish and (p >= self.threshold.sure or watch.looks >= self.threshold.looks)
         watch.is_raised = watch.is_raised or known or alarm.is_active or is_told
 
-    def _miss(self, now_s: float, key: str, place: Place) -> None:
+    def _miss(self, now_s: float, key: str, place: Place, stale_keep_s: float) -> None:
         """A unit that is not among the probable ones: clear when it has a fresh sample, else not looked at."""
         watch = self._watches[key]
         node = watch.alarm.node
@@ -138,7 +138,7 @@ class Watches:
             del self._watches[key]
         elif moment is not None:
             self._clear(now_s, key, watch, moment)
-        elif not watch.is_raised or now_s - watch.alarm.looked_s >= self.stale_keep_s:
+        elif not watch.is_raised or now_s - watch.alarm.looked_s >= stale_keep_s:
             del self._watches[key]
 
     def _clear(self, now_s: float, key: str, watch: _Watch, moment: float) -> None:
