@@ -1,6 +1,7 @@
 """Hints as Prometheus lines: which hints become gauges, with which labels, and which go first when there are too many.
 
-No label names a job: jobs come and go, and each would leave a series behind. The rest of `/metrics` is `metrics.py`.
+No label names a job or a hint: they come and go, and each would leave a series behind. The rest of `/metrics` is
+`metrics.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _bottlenecks(cluster: str, items: Iterable[Bottleneck]) -> Iterable[Gauge]:
     for item in items:
         labels = {
             "cluster": cluster, "bottleneck_class": item.bottleneck_class, "scope": item.scope, "node": item.node,
-            "gpu_uuid": item.gpu_uuid, "rack": item.rack, "pod": item.pod,
+            "gpu_uuid": item.gpu_uuid, "rack": item.rack, "pod": item.pod, "severity": item.severity,
         }  # fmt: skip
         if item.is_active:
             yield _gauge("weatherglass_bottleneck_active", labels, 1, item.probability)
