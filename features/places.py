@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from features.cleaning_live import Courses
 from features.conditions import CLASSES, QUANTITIES, JobState
-from features.ring import Ring
+from features.ring import COARSE, Ring
 from features.roster import Roster
 from features.thresholds import ThresholdBook
 
 Ints = NDArray[np.int64]
 
 _MIN_CAPACITY = 1_024
+_NEVER = -2  # as a job's code: a job begins with the next sample
 FORGET_S = 3_600.0  # a GPU that has been silent for this long gives its place up
 
 
@@ -49,7 +51,8 @@ class GpuPlaces:
         self.since = np.zeros(0)
         self.last_ts = np.zeros(0)
         self.latest = np.zeros((len(QUANTITIES), 0), dtype=np.float32)
-        self._ring = Ring(has_util=courses is not None)
+        coarse = {QUANTITIES.index(name): step for name, step in COARSE.items()}
+        self._ring = Ring(has_util=courses is not None, coarse=coarse)
         # Time and distances of the sample before the newest: a condition is set when it held in both.
         self._before_ts = np.zeros(0)
         self._before = np.zeros((0, len(CLASSES)), dtype=np.float32)
@@ -80,7 +83,7 @@ class GpuPlaces:
         self.latest[:, index], self._before[index], self._before_ts[index] = np.nan, np.nan, np.nan
         self.last_ts[index], self.since[index] = np.nan, np.nan
         self.gpu_index[index] = 0
-        self.job[index], self._state.job[index] = -1, -2  # -2: a job begins with the next sample
+        self.job[index], self._state.job[index] = -1, _NEVER
 
     def forget(self, now_s: float, after_s: float = FORGET_S) -> int:
         """Give up the places of GPUs that have been silent, and with them nodes and jobs that nothing refers to.
@@ -110,6 +113,42 @@ class GpuPlaces:
             known = jobs >= 0
             jobs[known] = np.searchsorted(codes, jobs[known])
         return had - have
+
+    def remembered(self) -> pl.DataFrame:
+        """What is remembered of jobs beyond the windows, to be given to `recall` after a restart.
+
+        Returns:
+            A row for each GPU that has been seen: `gpu_uuid`, `node`, `job_id` (null: none), and the facts of
+            `features.conditions.JobState`.
+        """
+        state, n = self._state, self.count
+        names = self.roster.job_ids
+        jobs = [names[code] if code >= 0 else None for code in state.job[:n].tolist()]
+        keys = {"gpu_uuid": self.roster.uuids, "node": self.roster.nodes, "job_id": jobs}
+        facts = {name: values[:n] for name, values in vars(state).items() if name != "job"}
+        frame = pl.DataFrame({**keys, **facts}, schema_overrides=dict.fromkeys(keys, pl.String))
+        return frame.filter(pl.Series(state.job[:n] != _NEVER))
+
+    def recall(self, told: pl.DataFrame) -> int:
+        """Take up what was remembered of jobs before a restart; before any sample. Another job by then is new.
+
+        Args:
+            told: As `remembered` gave it; what lacks columns is passed over.
+
+        Returns:
+            Number of GPUs that something is remembered of.
+        """
+        facts = [name for name in vars(self._state) if name != "job"]
+        if not told.height or not {"gpu_uuid", "node", "job_id", *facts} <= set(told.columns):
+            return 0
+        told = told.drop_nulls(["gpu_uuid", "node"]).unique("gpu_uuid", maintain_order=True)
+        index, _, fresh = self.roster.indices(told)
+        if fresh:
+            self._add([node for _, node in fresh])
+        self._state.job[index] = self.roster.jobs(told, None)
+        for name in facts:
+            getattr(self._state, name)[index] = told[name].to_numpy()
+        return told.height
 
     def _arrays(self) -> list[NDArray]:
         """All that is kept per GPU along the first axis, but for the ring."""

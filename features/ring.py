@@ -8,10 +8,14 @@ newest sample is kept. So a window reaches back ten minutes at any sampling in t
 the samples alone and not on the order in which they come, and a late sample goes to its own cell. Cells nest: the
 newest sample of a cell of 12 s is the newest of its cell of 4 s too. A source that samples every 4 s or less often
 loses nothing of the near past, one of every 12 s or less often nothing at all.
+
+Of many quantities windows read the near past and, where that has none, the newest value before it. In the cells of 12 s
+those are kept in steps that are finer than exporters tell them, which takes half the memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +36,13 @@ SLOTS = NEAR_CELLS + FAR_CELLS
 # Cells of 12 s back at which the value of a minute ago is looked for, best first; nearer ones say nothing of a pace.
 PACE_CELLS = (5, 6, 4, 7, 3, 8, 9)
 _MOVED = 4_096  # rows moved at a time
+# Quantities of GPUs that the cells of 12 s keep in steps, and these; 32,767 of them either way is as far as they reach.
+COARSE = {
+    "gpu_temp_c": 1 / 128, "mem_temp_c": 1 / 128, "sm_clock_hz": 125e3, "nvlink_fill_ratio": 1e-4,
+    "step_ratio": 1 / 2048, "inlet_temp_c": 1 / 128,
+}  # fmt: skip
+_MOST = 32_767
+_NONE = np.int16(-_MOST - 1)  # not measured
 
 
 class Windows(NamedTuple):
@@ -58,17 +69,56 @@ def far_cell(ts: Times) -> Ints:
     return np.floor_divide(ts, FAR_CELL_S).astype(np.int64)
 
 
-class _Tier:
-    """Samples by cells of one length: the sample of cell c stands in slot c mod cells."""
+def _measured(steps: NDArray[np.int16], step: Floats) -> Floats:
+    """What was kept in steps, NaN where it was not measured."""
+    return np.where(steps == _NONE, np.float32(np.nan), steps * step)
 
-    def __init__(self, cell_s: float, cells: int, quantities: int, *, has_util: bool) -> None:
+
+class _Tier:
+    """Samples by cells of one length: the sample of cell c stands in slot c mod cells.
+
+    A time that is NaN, or that of no cell at present, is none: its values mean nothing.
+    """
+
+    def __init__(
+        self, cell_s: float, cells: int, quantities: int, *, has_util: bool, coarse: Mapping[int, float] | None = None
+    ) -> None:
         self.cell_s, self.cells = cell_s, cells
-        self.values = np.zeros((0, cells, quantities), dtype=np.float32)
+        steps = coarse or {}
+        self.fine = np.array([q for q in range(quantities) if q not in steps], dtype=np.int64)
+        self.coarse = np.array(list(steps), dtype=np.int64)
+        self.step = np.array(list(steps.values()), dtype=np.float32)
+        self.place = np.empty(quantities, dtype=np.int64)
+        self.place[self.fine], self.place[self.coarse] = np.arange(len(self.fine)), np.arange(len(self.coarse))
+        self.values = np.zeros((0, cells, len(self.fine)), dtype=np.float32)
+        self.steps = np.zeros((0, cells, len(self.coarse)), dtype=np.int16)
         self.ts = np.zeros((0, cells))
-        self.util = np.zeros((0, cells if has_util else 0), dtype=np.float32)
+        self.util = np.zeros((0, cells if has_util else 0), dtype=np.float16)
 
     def arrays(self) -> tuple[NDArray, ...]:
-        return self.values, self.ts, self.util
+        return self.values, self.steps, self.ts, self.util
+
+    def column(self, gpu: Ints, slot: Ints, quantity: int) -> Floats:
+        """One quantity of samples, shape (rows,)."""
+        if quantity not in self.coarse:
+            return self.values[gpu, slot, self.place[quantity]]
+        place = self.place[quantity]
+        return _measured(self.steps[gpu, slot, place], self.step[place])
+
+    def forget(self, gpu: Ints, slot: Ints, quantity: int) -> None:
+        """Take a quantity of samples for not measured."""
+        array, none = (self.steps, _NONE) if quantity in self.coarse else (self.values, np.nan)
+        array[gpu, slot, self.place[quantity]] = none
+
+    def take(self, gpu: Ints, slot: Ints) -> Floats:
+        """Values of samples, shape (…, quantities)."""
+        if not len(self.coarse):
+            return self.values[gpu, slot]
+        values = self.values[gpu, slot]
+        out = np.empty((*values.shape[:-1], len(self.place)), dtype=np.float32)
+        out[..., self.fine] = values
+        out[..., self.coarse] = _measured(self.steps[gpu, slot], self.step)
+        return out
 
     def put(self, gpu: Ints, ts: Times, values: Floats, util: Floats) -> Flags:
         """Keep samples that are the newest of their cells; shape (rows,): which those are."""
@@ -76,7 +126,12 @@ class _Tier:
         newer = ~(ts <= self.ts[gpu, slot])  # NaN: an empty slot
         if not newer.all():
             gpu, slot, ts, values, util = gpu[newer], slot[newer], ts[newer], values[newer], util[newer]
-        self.values[gpu, slot] = values
+        if len(self.coarse):
+            self.values[gpu, slot] = values[:, self.fine]
+            steps = np.clip(np.rint(values[:, self.coarse] / self.step), -_MOST, _MOST)
+            self.steps[gpu, slot] = np.where(np.isnan(steps), _NONE, steps)
+        else:
+            self.values[gpu, slot] = values
         self.ts[gpu, slot] = ts
         if self.util.shape[1]:
             self.util[gpu, slot] = util
@@ -93,11 +148,14 @@ class Ring:
     Args:
         has_util: Whether utilisation is kept beside the quantities, for `use_util`.
         quantities: How many quantities a sample has: of GPUs, or fewer of nodes, ports and queues.
+        coarse: Quantities that the cells of 12 s keep in steps, by number, and these.
     """
 
-    def __init__(self, *, has_util: bool, quantities: int = len(QUANTITIES)) -> None:
+    def __init__(
+        self, *, has_util: bool, quantities: int = len(QUANTITIES), coarse: Mapping[int, float] | None = None
+    ) -> None:
         self.near = _Tier(NEAR_CELL_S, NEAR_CELLS, quantities, has_util=has_util)
-        self.far = _Tier(FAR_CELL_S, FAR_CELLS, quantities, has_util=has_util)
+        self.far = _Tier(FAR_CELL_S, FAR_CELLS, quantities, has_util=has_util, coarse=coarse)
 
     def put(self, gpu: Ints, ts: Times, values: Floats, util: Floats) -> Flags:
         """Keep one sample of each of some GPUs.
@@ -117,22 +175,23 @@ class Ring:
     def clear(self, gpu: Ints) -> None:
         """Take GPUs for never seen."""
         for tier in (self.near, self.far):
-            tier.values[gpu], tier.ts[gpu] = np.nan, np.nan
+            tier.ts[gpu] = np.nan
 
     def take_back(self, gpu: Ints, since_s: Times, until_s: Times, quantities: list[int]) -> None:
         """Make some quantities of samples within spans, both ends included, as if they had not been measured."""
         for tier in (self.near, self.far):
             row, slot = self._within(tier, gpu, since_s, until_s)
             for quantity in quantities:
-                tier.values[gpu[row], slot, quantity] = np.nan
+                tier.forget(gpu[row], slot, quantity)
 
     def use_util(self, gpu: Ints, since_s: Times, until_s: Times, quantity: int) -> None:
-        """Give utilisation for a quantity that stands at 0 within spans."""
+        """Give utilisation for a quantity, none that is kept in steps, that stands at 0 within spans."""
         for tier in (self.near, self.far):
             row, slot = self._within(tier, gpu, since_s, until_s)
             row = gpu[row]
-            idle = tier.values[row, slot, quantity] == 0
-            tier.values[row[idle], slot[idle], quantity] = tier.util[row[idle], slot[idle]]
+            place = tier.place[quantity]
+            idle = tier.values[row, slot, place] == 0
+            tier.values[row[idle], slot[idle], place] = tier.util[row[idle], slot[idle]]
 
     @staticmethod
     def _within(tier: _Tier, gpu: Ints, since_s: Times, until_s: Times) -> tuple[Ints, Ints]:
@@ -143,9 +202,9 @@ class Ring:
     def grow(self, gpus: int) -> None:
         """Make room for more GPUs; those there keep their samples."""
         for tier in (self.near, self.far):
-            for name in ("values", "ts", "util"):
+            for name in ("values", "steps", "ts", "util"):
                 old = getattr(tier, name)
-                fresh = np.full((gpus, *old.shape[1:]), np.nan, dtype=old.dtype)
+                fresh = np.zeros((gpus, *old.shape[1:]), dtype=old.dtype)  # costs nothing until something is put there
                 fresh[: len(old)] = old
                 setattr(tier, name, fresh)
 
@@ -174,7 +233,7 @@ class Ring:
         far_ts[~((far_ts < first_s) & (far_ts >= oldest_s))] = np.nan  # later ones are in the near cells too
         known = np.where(np.isnan(near_ts), 0.0, near_ts)
         is_even = self.far.ts[rows, far_cell(known) % FAR_CELLS] == near_ts
-        values = np.concatenate((self.far.values[rows, far], self.near.values[rows, near]), axis=1)
+        values = np.concatenate((self.far.take(rows, far), self.near.take(rows, near)), axis=1)
         ts = np.concatenate((far_ts, near_ts), axis=1)
         values[np.isnan(ts)] = np.nan
         return Windows(
@@ -204,6 +263,10 @@ class Ring:
             if not len(rows):
                 break
         return slot, ts
+
+    def far_value(self, slot: Ints, quantity: int) -> Floats:
+        """A quantity of the first so many GPUs in given slots of the far cells, shape (gpus,)."""
+        return self.far.column(np.arange(len(slot)), slot, quantity)
 
     def nbytes(self) -> int:
         """Bytes of the arrays."""

@@ -77,7 +77,7 @@ class RingWindow(Intake):
         """Indices of fresh GPUs that deserve a close look for a class."""
         n = self.count
         slot, ts = self._ring.minute_ago(self.last_ts[:n])
-        earlier = self._ring.far.values[np.arange(n), slot, INDEX[DISTANCE[bottleneck_class]]]
+        earlier = self._ring.far_value(slot, INDEX[DISTANCE[bottleneck_class]])
         picked = screen(
             bottleneck_class,
             self.distance(bottleneck_class),

@@ -133,6 +133,7 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
         return believable_gpu_samples(frame, datetime.now(UTC))  # their courses are judged by the nowcast itself
 
     try:
+        nowcast.recall()
         past = _past(telemetry, chosen, name, datetime.now(UTC))
         warmed = counted(nowcast.warm(clean(past.gpu), past.node, port=past.port), "sample")
         log.info("warmed with %s of the last %.0f s", warmed, _WARM_S)

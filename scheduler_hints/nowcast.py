@@ -6,10 +6,13 @@ and the model registry; sources are read by `scheduler_hints/nowcast_loop.py`, w
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,8 +36,12 @@ from scheduler_hints.places import Places
 from scheduler_hints.schema import Bottleneck, NodeRisk, ReservationPlan, Snapshot
 from scheduler_hints.snapshot import Publisher, SnapshotError, read_snapshot, snapshot_path, write_atomically
 
+log = logging.getLogger(__name__)
+
 TASK = "bottleneck"
 MARGIN_S = 5.0  # how much later than its interval a sample may come and still be in time
+JOBS = "nowcast-jobs.parquet"
+REMEMBER_EVERY_S = 60.0  # what is remembered of jobs is written down for the next run
 FORGET_EVERY_S = 600.0  # how often places of GPUs that are gone are given up
 FATAL = (SystemExit, KeyboardInterrupt, GeneratorExit)
 """What ends a process on purpose. All else must not, a panic of a library in Rust included, which is no `Exception`."""
@@ -120,6 +127,7 @@ class Nowcast:
         self._node_risks: Sequence[NodeRisk] = ()
         self._champion: str | None = None
         self._forgot_s = 0.0
+        self._remembered_s = 0.0
         self._resume()
         self._reload()  # a model's libraries take seconds to load: not in the first tick
 
@@ -171,6 +179,36 @@ class Nowcast:
             )
         else:
             self.problems.pop("telemetry-clock", None)
+
+    def recall(self) -> int:
+        """Take up what a former run remembered of jobs, such as the level that memory settled on; before `warm`.
+
+        Returns:
+            Number of GPUs that something is remembered of.
+        """
+        try:
+            return self.window.recall(pl.read_parquet(self._remembered_path()))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            log.warning("%s: what the last run remembered of jobs cannot be read: %s", self.cluster, error)
+            return 0
+
+    def _remembered_path(self) -> Path:
+        return self.publisher.root / self.cluster / JOBS
+
+    def _remember(self, now_s: float) -> None:
+        if now_s - self._remembered_s < REMEMBER_EVERY_S:
+            return
+        self._remembered_s = now_s
+        buffer = BytesIO()
+        self.window.remembered().write_parquet(buffer, compression="lz4")
+        try:
+            write_atomically(self._remembered_path(), buffer.getvalue(), durable=False)
+        except OSError as error:
+            self.problems["remembered"] = str(error)
+        else:
+            self.problems.pop("remembered", None)
 
     def warm(self, gpu: pl.DataFrame, node: pl.DataFrame | None = None, *, port: pl.DataFrame | None = None) -> int:
         """Fill the windows with recent history from the store or the spool, oldest first; before the first tick."""
@@ -243,7 +281,9 @@ class Nowcast:
         self._publish_bottlenecks(age, horizon)
         mark = lap("publish", mark)
         self._publish_windows(now, horizon)
-        done = lap("windows", mark)
+        mark = lap("windows", mark)
+        self._remember(now_s)
+        done = lap("remember", mark)
         self._after_s = done - scored
         stages["tick"] = done - began
         self.timings_s = stages

@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -160,11 +160,18 @@ def expires_in_s(snapshot: Snapshot, now_wall: datetime | None = None, now_boott
 
 
 class Publisher:
-    """Writes snapshots of one cluster with versions that rise, survive a restart, and rise across writers too."""
+    """Writes snapshots of one cluster with versions that rise, survive a restart, and rise across writers too.
 
-    def __init__(self, root: Path, cluster: str) -> None:
+    Args:
+        root: The published folder.
+        cluster: Name of the cluster.
+        clock: Gives the moment that stands in them, UTC.
+    """
+
+    def __init__(self, root: Path, cluster: str, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self.root = root
         self.cluster = cluster
+        self._clock = clock
         self._versions: dict[str, int] = {}
         self._written: dict[str, tuple[int, int, int]] = {}
         self._boot_id = boot_id()
@@ -229,7 +236,7 @@ class Publisher:
             kind=kind,
             cluster=self.cluster,
             version=version,
-            generated_at=datetime.now(UTC),
+            generated_at=self._clock(),
             ttl_s=float(ttl_s),
             data_age_s=float(data_age_s),
             actionable_horizon_s=actionable_horizon_s,

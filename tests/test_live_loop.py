@@ -311,7 +311,7 @@ def test_a_cluster_that_has_outgrown_being_asked_is_told_so_with_figures(tmp_pat
 
         def on_tick(status):
             statuses.append(status)
-            if len(statuses) == 2:
+            if status["gpus"] or nowcast.window.count:  # on a busy machine the answer may come after some ticks
                 stop.set()
 
         def latest():

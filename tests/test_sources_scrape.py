@@ -84,7 +84,8 @@ def test_targets_of_service_discovery(pages: Pages, make: Callable[..., ScrapeSo
     ).sort("gpu_uuid").rows() == [
         (T0, "a", f"n{n}", f"GPU-n{n}-{g}", g, "5", 61, 2**30) for n in (1, 2, 3) for g in (0, 1)
     ]
-    assert fetched.node.sort("node").rows() == [(T0, "a", f"n{n}", 24.5, None, None, True) for n in (1, 2, 3)]
+    found = fetched.node.sort("node").select("ts", "cluster", "node", "inlet_temp_c", "is_up")
+    assert found.rows() == [(T0, "a", f"n{n}", 24.5, True) for n in (1, 2, 3)]
     pages.pages["/metrics/n1"] = page("n1", temp=70, host=False)
     assert source.latest().gpu.filter(pl.col("node") == "n1")["gpu_temp_c"].to_list() == [70, 70]
 
