@@ -28,7 +28,7 @@ def load_history(store: Store, settings: Settings, cluster: str, folder: Path, n
         store: The store.
         settings: All settings.
         cluster: Name of the cluster.
-        folder: The simulator's folder: `telemetry.parquet`, `node.parquet`.
+        folder: The simulator's folder: `telemetry.parquet`, `node.parquet`; `ports.parquet`, `ranks.parquet` if there.
         now: Present time, UTC.
 
     Returns:
@@ -43,6 +43,8 @@ def load_history(store: Store, settings: Settings, cluster: str, folder: Path, n
     publish_cluster(store, settings, cluster, now)
     publish_demand_of(store, settings, cluster, now)
     _load_faults(store, cluster, folder)
+    for name, table in (("ports", "core_port_samples"), ("ranks", "core_job_progress")):
+        _load_rows(store, cluster, folder / f"{name}.parquet", table)
     gpu = pl.read_parquet(folder / "telemetry.parquet").sort("ts")
     node = pl.read_parquet(folder / "node.parquet").sort("ts")
     rows = 0
@@ -57,6 +59,15 @@ def load_history(store: Store, settings: Settings, cluster: str, folder: Path, n
             rows += counts["rows"].get("core_gpu_samples", 0)
     ingest_cluster(store, settings, cluster, now)
     return rows
+
+
+def _load_rows(store: Store, cluster: str, path: Path, table: str) -> None:
+    """Rows of a table, an hour at a time; none where the simulator that made the folder was an older one."""
+    if not path.exists():
+        return
+    rows = pl.read_parquet(path).with_columns(pl.lit(cluster).alias("cluster"))
+    for part in rows.with_columns(_hour=pl.col("ts").dt.truncate("1h")).partition_by("_hour", include_key=False):
+        store.transact(lambda w, part=part: w.append(table, part))
 
 
 def _load_faults(store: Store, cluster: str, folder: Path) -> None:

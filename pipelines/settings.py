@@ -265,6 +265,9 @@ class SimulatorSettings(_Section):
     history_hours: float = Field(6, ge=0, description="Hours of telemetry that lie behind the start.")
     jobs_days: float = Field(21, ge=0, description="Days of job history that lie behind the start.")
     fault_scale: float = Field(30.0, ge=0, description="Onsets and faults, times as often as in life.")
+    rates: Literal["default", "every-class", "published", "none"] = Field(
+        "every-class", description="Base rates of onsets: which classes happen (docs/simulator.md)."
+    )
 
 
 class Settings(_Section):

@@ -197,11 +197,12 @@ def ingest_cluster(
         stage("reading samples")
         samples = ingest_telemetry_of(store, settings, cluster, now, since, backfill=backfill, progress=progress)
         report = ClusterIngested(cluster, jobs, samples)
+        read = ingest_progress_of(store, settings, cluster, now)  # before labels: those of ranks are made of it
         stage("deriving minutes, hours, faults, labels, slots and the GPUs of jobs")
         report.derived = [derive_of(store, settings, cluster, table) for table in DERIVE]
         stage("reading reservations, limits, priorities and queues")
         report.scheduler = ingest_scheduler_of(store, settings, cluster, now, source=source)
-        report.progress = ingest_progress_of(store, settings, cluster, now)
+        report.progress = read
     return report
 
 

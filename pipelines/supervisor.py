@@ -92,7 +92,8 @@ class _Run:
                 sys.executable, "-m", "simulator", "serve", "--nodes", str(simulator.nodes), "--seed",
                 str(simulator.seed), "--port", str(simulator.port), "--tick-s", str(simulator.tick_s),
                 "--history-hours", str(simulator.history_hours), "--jobs-days", str(simulator.jobs_days),
-                "--fault-scale", str(simulator.fault_scale), "--out", str(self.settings.state / "sim"),
+                "--fault-scale", str(simulator.fault_scale), "--rates", simulator.rates,
+                "--out", str(self.settings.state / "sim"),
             ],
         )  # fmt: skip
 

@@ -14,7 +14,10 @@ from pathlib import Path
 
 import click
 
-_RATES = "Base rates of bottleneck onsets and node faults, times this."
+from simulator.rates import PRESETS, Rates
+
+_SCALE = "Base rates of bottleneck onsets and node faults, times this."
+_RATES = "Which base rates; every-class: of all classes; published: no higher than published; none: fault-free."
 
 
 def _common(function):
@@ -25,7 +28,8 @@ def _common(function):
         click.option("--gpu-model", default="NVIDIA H100 80GB HBM3", show_default=True, help="Model of every GPU."),
         click.option("--load", default=0.9, show_default=True, type=click.FloatRange(0, 10),
                      help="GPU time asked for, over GPU time there is."),
-        click.option("--fault-scale", default=1.0, show_default=True, type=click.FloatRange(0, 10_000), help=_RATES),
+        click.option("--fault-scale", default=1.0, show_default=True, type=click.FloatRange(0, 10_000), help=_SCALE),
+        click.option("--rates", default="default", show_default=True, type=click.Choice(list(PRESETS)), help=_RATES),
         click.option("--job-trace", type=click.Path(exists=True, dir_okay=False, path_type=Path),
                      help="Canonical jobs Parquet to replay, in place of simulated users."),
         click.option("--jobs-days", default=21.0, show_default=True, type=click.FloatRange(0, 3650),
@@ -53,8 +57,9 @@ def main() -> None:
               help="Folder of the files it writes and keeps current.")  # fmt: skip
 @click.option("--external-jobs", is_flag=True, help="No users and no scheduler: jobs come through POST /control/jobs.")
 def serve(
-    nodes: int, seed: int, cluster: str, gpu_model: str, load: float, fault_scale: float, job_trace: Path | None,
-    jobs_days: float, host: str, port: int, tick_s: float, history_hours: float, out: Path, external_jobs: bool,
+    nodes: int, seed: int, cluster: str, gpu_model: str, load: float, fault_scale: float, rates: str,
+    job_trace: Path | None, jobs_days: float, host: str, port: int, tick_s: float, history_hours: float, out: Path,
+    external_jobs: bool,
 ) -> None:  # fmt: skip
     """Write a history up to now, then go on in real time and serve /metrics/<node>, /sd, /truth and /control."""
     from simulator.exporter import Exporter
@@ -72,7 +77,7 @@ def serve(
     behind = timedelta(hours=history_hours)
     simulated = _cluster(
         now - behind - timedelta(days=0 if external_jobs else jobs_days), now - behind, nodes, seed, tick_s, gpu_model,
-        job_trace, fault_scale, load, cluster, not external_jobs,
+        job_trace, fault_scale, load, cluster, not external_jobs, rates,
     )  # fmt: skip
     rows = write_history(simulated, out, now, clock=lambda: datetime.now(UTC))
     exporter = Exporter(simulated, f"{host}:{port}", out)
@@ -81,7 +86,7 @@ def serve(
     def ready() -> None:
         click.echo(
             f"simulator ready: {nodes} nodes, {8 * nodes} GPUs at http://{host}:{port}/sd; {rows} samples and "
-            f"{len(simulated.ended)} ended jobs in {out}; fault rates x {fault_scale:g}; "
+            f"{len(simulated.ended)} ended jobs in {out}; rates: {rates} x {fault_scale:g}; "
             f"{time.perf_counter() - begun:.1f} s"
         )
 
@@ -102,8 +107,8 @@ def serve(
 @click.option("--out", default=Path("sim"), show_default=True, type=click.Path(file_okay=False, path_type=Path),
               help="Folder of the files it writes.")  # fmt: skip
 def history(
-    nodes: int, seed: int, cluster: str, gpu_model: str, load: float, fault_scale: float, job_trace: Path | None,
-    jobs_days: float, tick_s: float, hours: float, until: datetime | None, out: Path,
+    nodes: int, seed: int, cluster: str, gpu_model: str, load: float, fault_scale: float, rates: str,
+    job_trace: Path | None, jobs_days: float, tick_s: float, hours: float, until: datetime | None, out: Path,
 ) -> None:  # fmt: skip
     """Write telemetry, jobs, faults and ground truth as files, and end."""
     from simulator.history import aligned, write_history
@@ -113,13 +118,13 @@ def history(
     telemetry_at = end - timedelta(hours=hours)
     simulated = _cluster(
         telemetry_at - timedelta(days=jobs_days), telemetry_at, nodes, seed, tick_s, gpu_model, job_trace, fault_scale,
-        load, cluster, True,
+        load, cluster, True, rates,
     )  # fmt: skip
     rows = write_history(simulated, out, end)
     spent = time.perf_counter() - begun
     click.echo(
         f"{rows} samples of {8 * nodes} GPUs, {len(simulated.ended)} ended jobs, {len(simulated.truth)} onsets, "
-        f"{len(simulated.faults)} node faults in {out}; fault rates x {fault_scale:g}; {spent:.1f} s, "
+        f"{len(simulated.faults)} node faults in {out}; rates: {rates} x {fault_scale:g}; {spent:.1f} s, "
         f"{rows / spent:,.0f} samples/s"
     )
 
@@ -136,6 +141,7 @@ def _cluster(
     load: float,
     name: str,
     own_jobs: bool,
+    rates: str,
 ):
     from simulator.cluster import SimulatedCluster
     from simulator.hardware import SimulatorError
@@ -144,8 +150,9 @@ def _cluster(
     start = start.replace(hour=0, minute=0, second=0, microsecond=0)
     try:
         simulated = SimulatedCluster(
-            nodes, seed, start, tick_s, gpu_model, job_trace, fault_scale, load, cluster=name, own_jobs=own_jobs
-        )
+            nodes, seed, start, tick_s, gpu_model, job_trace, fault_scale, load, cluster=name, own_jobs=own_jobs,
+            rates=Rates.preset(rates),
+        )  # fmt: skip
     except SimulatorError as error:
         raise click.ClickException(str(error)) from None
     simulated.advance_jobs(telemetry_at)

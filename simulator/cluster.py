@@ -20,6 +20,7 @@ from simulator.control import Control
 from simulator.events import Rates
 from simulator.hardware import GPUS_PER_NODE, SimulatorError, Topology
 from simulator.hardware import gpu_model as model_of
+from simulator.hosts import PortCounters
 from simulator.jobs import Job
 from simulator.physics import SUBSTEP_S
 from simulator.trace import Trace
@@ -85,6 +86,7 @@ class SimulatedCluster(Control):
         super().__init__(cluster, seed, time, topology, workload, fault_scale, rates or Rates())
         self.tick_s = float(tick_s)
         self.newest: frames.Sample | None = None
+        self.counters = PortCounters(topology.nodes, seed, time)
 
     # --- clock ---------------------------------------------------------------------------------------------
     @property
@@ -145,8 +147,9 @@ class SimulatedCluster(Control):
             physics.advance(until)
             events.observe(time, until, before)
             events.retire(until)
-            if strains.active or strains.book.has_open() or self.rates.has_shortage:
-                pending = self.pending_by_queue() if self.rates.has_shortage else {}
+            sees_queues = self.rates.has_shortage or until <= self._short_until
+            if strains.active or strains.book.has_open() or sees_queues:
+                pending = self.pending_by_queue() if sees_queues else {}
                 strains.book.observe(strains.active, until, pending, int(sum(self.scheduler.counts())))
                 strains.retire(until)
             time = self.time = until

@@ -14,10 +14,13 @@ from typing import Any
 from simulator import frames
 from simulator.course import Course
 from simulator.hardware import GPUS_PER_NODE, SimulatorError
+from simulator.job_course import ARRIVE
 from simulator.jobs import ENDED, Job, Profile
 from simulator.strains import CLASSES as STRAINS
 from simulator.streams import Stream, generator
 from simulator.workload import draw_profile
+
+SHORT_S = 600.0  # an injected job that nobody can start waits this long
 
 
 class Control(Course):
@@ -26,6 +29,7 @@ class Control(Course):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._injected = count(1)
+        self._short_until = -math.inf
 
     def inject(
         self,
@@ -41,12 +45,13 @@ class Control(Course):
         Checkpoints and evaluations of the job are put off until past the onset, so that it comes on time.
 
         Args:
-            class_: A class of `truth.CLASSES` or of `strains.CLASSES`.
+            class_: A class of `truth.CLASSES` or of `strains.CLASSES`, or `shortage`: a job that waits for every GPU.
             node: Name of the node.
             gpu_index: GPU on it, 0-7.
             onset_in_s: Seconds until the planned onset.
             is_step: Without any precursor.
-            mode: One of the class's `events.MODES`; `hot_aisle` warms the whole rack of the node.
+            mode: One of the class's modes (`events.MODES`, `strains.MODES`); `hot_aisle` warms the whole rack of the
+                node. The second mode of a strain is its step.
 
         Returns:
             The ground-truth row; `onset` is filled in when the physics gets there.
@@ -54,6 +59,8 @@ class Control(Course):
         Raises:
             SimulatorError: The class, mode, node or GPU is unknown, or its state rules the onset out.
         """
+        if class_ == "shortage":
+            return self._run_short(onset_in_s, mode)
         number = self.topology.node_number(node)
         if not 0 <= gpu_index < GPUS_PER_NODE:
             raise SimulatorError(f"gpu_index = {gpu_index}: must be 0 to {GPUS_PER_NODE - 1}")
@@ -62,8 +69,9 @@ class Control(Course):
         rng = generator(self.seed, Stream.INJECTED, n)
         if class_ in STRAINS:
             strain = self.strains.begin(
-                f"i{n}", class_, gpu, self.time, rng, is_step=is_step, onset_in_s=onset_in_s, is_injected=True
-            )
+                f"i{n}", class_, gpu, self.time, rng, mode=mode, is_step=is_step, onset_in_s=onset_in_s,
+                is_injected=True,
+            )  # fmt: skip
             self.physics.hold_cycles(strain.job, strain.hold_until)
             self.strains.book.publish(strain)
             return next(row for row in strain.rows.values() if row["gpu_index"] in (None, gpu_index))
@@ -77,6 +85,24 @@ class Control(Course):
             self.physics.hold_cycles(event.job, max(event.hold_until, event.onset_at + 60))
         self._plan_exhaustion(event)
         return event.truth[gpu]
+
+    def _run_short(self, onset_in_s: float, mode: str | None) -> dict[str, Any]:
+        """A job for all nodes of the cluster is submitted after a while and gives up ten minutes later."""
+        if mode not in (None, "queue"):
+            raise SimulatorError(f"no mode {mode!r} of shortage; modes: queue")
+        if not 0 <= onset_in_s <= 86_400:
+            raise SimulatorError(f"onset_in_s = {onset_in_s}: must be 0 to 86400 seconds")
+        if not self.running():
+            raise SimulatorError("no shortage can be injected: no job runs, so all that is asked for is free")
+        at, topology = self.time + onset_in_s, self.topology
+        job = Job(
+            id=0, user="root", account="default", queue="batch", name="asks-for-all", submit=at,
+            nodes=topology.nodes, per_node=GPUS_PER_NODE, limit_s=600.0, runtime_s=300.0, cpus=96 * topology.nodes,
+            memory_mib=1_048_576 * topology.nodes, gives_up_at=at + SHORT_S, habit=("train", topology.gpus, 0, 0),
+        )  # fmt: skip
+        self._push(at, ARRIVE, job)
+        self._short_until = max(self._short_until, at + SHORT_S + 60)
+        return self.strains.book.queue_row(job.queue, at, is_injected=True)
 
     def place_job(
         self,

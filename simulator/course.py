@@ -62,7 +62,7 @@ class Course(JobCourse):
         nodes = topology.nodes
         self.fault_scale, self.rates = fault_scale, rates
         self.strains = Strains(self.physics, seed, rates.of_strains, rates.step_ratio)
-        self.hazards = Hazards(nodes, seed, fault_scale)
+        self.hazards = Hazards(nodes, seed, fault_scale * rates.node_fault_ratio)
         self.faults: list[dict[str, Any]] = []
         self.node_state: list[str] = ["up"] * nodes
         self.node_reason: list[str | None] = [None] * nodes

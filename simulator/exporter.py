@@ -38,7 +38,7 @@ class Injection(msgspec.Struct, forbid_unknown_fields=True, rename={"class_": "c
     """Body of POST /control/inject."""
 
     class_: str
-    node: str
+    node: str = ""
     gpu_index: int = 0
     onset_in_s: float = 90.0
     is_step: bool = False

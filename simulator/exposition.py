@@ -1,4 +1,4 @@
-"""Prometheus text as exporters write it: dcgm-exporter per GPU, ipmi_exporter per node, step time per training GPU.
+"""Prometheus text as exporters write it: dcgm-exporter per GPU; `host_pages.py` has what belongs to the node.
 
 Names, types, labels and units are those of the real exporters, their oddities included (a rate declared counter,
 MiB, MHz, percent). One template of bytes per node holds everything but the numbers and is rebuilt only when the jobs
@@ -14,6 +14,7 @@ import numpy as np
 
 from simulator import frames
 from simulator.hardware import GPUS_PER_NODE, MIB
+from simulator.host_pages import host_lines, rank_lines
 
 if TYPE_CHECKING:
     from simulator.cluster import SimulatedCluster
@@ -187,20 +188,16 @@ class Exposition:
         if not np.isnan(steps).all():
             tail.append(f"# HELP {STEP_TIME} Duration of the last training step, as the job reports it.")
             tail.append(f"# TYPE {STEP_TIME} gauge")
-            names = self.cluster.jobs
+            jobs = [self.cluster.jobs.get(int(code)) for code in taken.job_ids[g]]
+            names = ["" if job is None else _escape(job.job_id) for job in jobs]
             for k in np.flatnonzero(~np.isnan(steps) & taken.is_seen[g]).tolist():
-                gpu = g.start + k
-                job = names.get(int(taken.job_ids[gpu]))
-                label = f',hpc_job="{job.job_id}"' if job is not None else ""
+                label = f',hpc_job="{names[k]}"' if names[k] else ""
                 host = self.cluster.topology.node_names[node]
-                uuid = self.cluster.topology.uuids[gpu]
+                uuid = self.cluster.topology.uuids[g.start + k]
                 tail.append(f'{STEP_TIME}{{gpu="{k}",UUID="{uuid}",Hostname="{host}"{label}}} {steps[k]:.3f}')
-        tail.append("# HELP ipmi_temperature_celsius Temperature reading in degree Celsius.")
-        tail.append("# TYPE ipmi_temperature_celsius gauge")
-        tail.append(f'ipmi_temperature_celsius{{id="18",name="Inlet Temp"}} {taken.node["inlet_temp_c"][node]:g}')
-        tail.append("# HELP ipmi_dcmi_power_consumption_current_watts Current power consumption in Watts.")
-        tail.append("# TYPE ipmi_dcmi_power_consumption_current_watts gauge")
-        tail.append(f"ipmi_dcmi_power_consumption_current_watts {taken.node['node_power_w'][node]:.0f}")
+            physics = self.cluster.physics
+            tail += rank_lines(node, taken, physics.steps, names, physics.rank)
+        tail += host_lines(node, taken)
         return text + ("\n".join(tail) + "\n").encode()
 
     def _template(self, node: int, taken: frames.Sample) -> bytes:

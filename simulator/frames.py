@@ -39,8 +39,11 @@ class Sample:
         gpu: Registry column → array over GPUs (registry units), and `throttle_bits`, `energy_mj`, `nvlink_mib`.
         is_seen: GPUs whose exporter shows them.
         job_ids: Internal id of the job on each GPU, -1 without one.
-        node: `inlet_temp_c` and `node_power_w` over nodes.
+        node: `inlet_temp_c`, `node_power_w` and host memory over nodes.
         is_up: Nodes that answer.
+        port: Rates of the port of each node, columns of `core_port_samples`.
+        counted: What the ports have counted, columns of `raw_port_samples`.
+        own_step_s: Step time of each rank without the wait for its gang, s; NaN where a job makes or tells of none.
     """
 
     ts_s: float
@@ -49,6 +52,9 @@ class Sample:
     job_ids: np.ndarray
     node: dict[str, np.ndarray]
     is_up: np.ndarray
+    port: dict[str, np.ndarray]
+    counted: dict[str, np.ndarray]
+    own_step_s: np.ndarray
 
 
 def sample(cluster: SimulatedCluster) -> Sample:
@@ -118,10 +124,27 @@ def sample(cluster: SimulatedCluster) -> Sample:
     is_up = physics.is_reachable.copy()
     inlet = np.round(physics.inlet * 2) / 2
     node_power = np.round(physics.node_power(power))
-    return Sample(
-        now, gpu, is_up[physics.node_of] & ~physics.is_lost, physics.job_code.copy(),
-        {"inlet_temp_c": inlet, "node_power_w": node_power}, is_up,
+    ports = port_rates(
+        physics, cluster.strains.active, now,
+        generator(cluster.seed, Stream.NOISE, int(now * 10), 1).standard_normal(cluster.topology.nodes),
     )  # fmt: skip
+    node = {
+        "inlet_temp_c": inlet, "node_power_w": node_power,
+        "host_mem_available_bytes": host_available_bytes(physics, cluster.strains.active, now),
+        "host_mem_total_bytes": np.full(len(inlet), float(HOST_BYTES)),
+    }  # fmt: skip
+    return Sample(
+        now, gpu, is_up[physics.node_of] & ~physics.is_lost, physics.job_code.copy(), node, is_up,
+        ports, cluster.counters.read(now, ports), _own_steps(cluster),
+    )  # fmt: skip
+
+
+def _own_steps(cluster: SimulatedCluster) -> np.ndarray:
+    physics, now = cluster.physics, cluster.time
+    own = physics.own_step_s()
+    noise = generator(cluster.seed, Stream.NOISE, int(now * 10), 2).standard_normal(len(own))
+    makes = physics.reports & (physics.steps >= 1) & (now - physics.start > physics.warmup_s)
+    return np.where(makes, own * (1 + 0.01 * noise), np.nan)
 
 
 def newest(cluster: SimulatedCluster) -> Sample:
@@ -165,31 +188,22 @@ def node_frame(cluster: SimulatedCluster) -> pl.DataFrame:
             "ts": pl.Series([iso(taken.ts_s)], dtype=TIME).new_from_index(0, n),
             "cluster": pl.Series([cluster.name]).new_from_index(0, n),
             "node": cluster.topology.node_names,
-            "inlet_temp_c": np.where(taken.is_up, taken.node["inlet_temp_c"], np.nan),
-            "node_power_w": np.where(taken.is_up, taken.node["node_power_w"], np.nan),
             "is_up": taken.is_up,
-            "host_mem_available_bytes": np.where(
-                taken.is_up, host_available_bytes(cluster.physics, cluster.strains.active, cluster.time), np.nan
-            ),
-            "host_mem_total_bytes": np.where(taken.is_up, float(HOST_BYTES), np.nan),
+            **{name: np.where(taken.is_up, values, np.nan) for name, values in taken.node.items()},
         }
-    ).with_columns(
-        pl.col("inlet_temp_c", "node_power_w", "host_mem_available_bytes", "host_mem_total_bytes").fill_nan(None)
-    )
+    ).with_columns(pl.col(*taken.node).fill_nan(None))
     return conform(frame, "core_node_samples")
 
 
 def port_frame(cluster: SimulatedCluster) -> pl.DataFrame:
     """Newest rates of the port of each node that answers, as `core_port_samples`."""
-    topology, now = cluster.topology, cluster.time
-    up = np.flatnonzero(cluster.physics.is_reachable)
-    noise = generator(cluster.seed, Stream.NOISE, int(now * 10), 1).standard_normal(topology.nodes)
-    rates = port_rates(cluster.physics, cluster.strains.active, now, noise)
+    topology, taken = cluster.topology, newest(cluster)
+    up = np.flatnonzero(taken.is_up)
     frame = pl.DataFrame(
         {
-            "ts": pl.Series([iso(now)], dtype=TIME).new_from_index(0, len(up)),
+            "ts": pl.Series([iso(taken.ts_s)], dtype=TIME).new_from_index(0, len(up)),
             "node": [topology.node_names[i] for i in up],
-            **{name: values[up] for name, values in rates.items()},
+            **{name: values[up] for name, values in taken.port.items()},
         }
     ).with_columns(cluster=pl.lit(cluster.name), device=pl.lit("mlx5_0"), port=pl.lit("1"), is_link_up=pl.lit(True))
     return conform(frame, "core_port_samples")
@@ -197,15 +211,13 @@ def port_frame(cluster: SimulatedCluster) -> pl.DataFrame:
 
 def rank_frame(cluster: SimulatedCluster) -> pl.DataFrame:
     """Step time of each rank without the wait for its gang, of jobs that report steps and make them now."""
-    physics, now = cluster.physics, cluster.time
-    own = physics.own_step_s()
-    noise = generator(cluster.seed, Stream.NOISE, int(now * 10), 2).standard_normal(len(own))
-    makes = physics.reports & (physics.steps >= 1) & (now - physics.start > physics.warmup_s)
+    physics, taken = cluster.physics, newest(cluster)
+    now = taken.ts_s
     rows: list[tuple[str, int, int, float]] = []
     for id_, members in physics.members.items():
-        if makes[members].all():
+        values = taken.own_step_s[members]
+        if not np.isnan(values).any():
             name = cluster.jobs[id_].job_id
-            values = own[members] * (1 + 0.01 * noise[members])
             rows += [(name, rank, int(physics.steps[members[0]]), float(value)) for rank, value in enumerate(values)]
     frame = pl.DataFrame(
         rows, orient="row",

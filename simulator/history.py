@@ -1,4 +1,4 @@
-"""Weeks of a simulated cluster as files: telemetry, nodes, jobs, faults, inventory, sacct text, ground truth.
+"""Weeks of a simulated cluster as files: telemetry of GPUs, nodes, ports and ranks, jobs, faults, ground truth.
 
 Telemetry streams through a buffer of arrays into Parquet parts that are joined at the end, so memory stays bounded
 whatever the length. Nothing here knows about HTTP or about the physics.
@@ -6,6 +6,7 @@ whatever the length. Nothing here knows about HTTP or about the physics.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -23,6 +24,15 @@ from simulator.hardware import GPUS_PER_NODE
 from simulator.sacct import SacctText
 
 PART_ROWS = 400_000
+RANKS_EVERY_S = 15.0  # ranks tell of their steps at most this often
+# Kind of a part → name of its file, and the table whose columns it has.
+FILES = {
+    "gpu": ("telemetry", "raw_gpu_samples"),
+    "node": ("node", "core_node_samples"),
+    "port": ("ports", "core_port_samples"),
+    "rank": ("ranks", "core_job_progress"),
+}
+NODES = ("inlet_temp_c", "node_power_w", "host_mem_available_bytes", "host_mem_total_bytes")
 _ROUNDED = [
     name for name in GPU_QUANTITIES if COLUMNS[name].resolution > 0 and COLUMNS[name].dtype == pl.Float32
 ]  # fmt: skip
@@ -47,7 +57,10 @@ class Recorder:
         self._seen = np.zeros((n, self.room), bool)
         self._jobs = np.zeros((n, self.room), np.int64)
         self._up = np.zeros((cluster.topology.nodes, self.room), bool)
-        self._node = {name: np.zeros((cluster.topology.nodes, self.room)) for name in ("inlet_temp_c", "node_power_w")}
+        self._node = {name: np.zeros((cluster.topology.nodes, self.room)) for name in NODES}
+        self._ports: list[pl.DataFrame] = []
+        self._ranks: list[pl.DataFrame] = []
+        self._ranks_at = -math.inf
         self._job_names: dict[int, str] = {}
         self._count = 0
         self._part = 0
@@ -65,6 +78,10 @@ class Recorder:
         self._up[:, i] = taken.is_up
         for name, array in self._node.items():
             array[:, i] = taken.node[name]
+        self._ports.append(frames.port_frame(self.cluster))
+        if taken.ts_s - self._ranks_at >= RANKS_EVERY_S - 1e-6:
+            self._ranks.append(frames.rank_frame(self.cluster))
+            self._ranks_at = taken.ts_s
         self._count += 1
         if self._count == self.room:
             self.flush()
@@ -100,7 +117,7 @@ class Recorder:
                 flat = np.round(flat / step) * step
             columns[name] = pl.Series(flat, dtype=COLUMNS[name].dtype)
         frame = conform(pl.DataFrame(columns).with_columns(pl.col("step_time_s").fill_nan(None)), "raw_gpu_samples")
-        frame.write_parquet(self.parts / f"gpu-{self._part:05d}.parquet", compression="zstd", compression_level=1)
+        self._write("gpu", frame)
         self.rows += frame.height
         up = self._up[:, :k].ravel()
         m = topology.nodes
@@ -116,15 +133,22 @@ class Recorder:
                 "is_up": up,
             }
         )
-        rows = conform(node_rows, "core_node_samples")
-        rows.write_parquet(self.parts / f"node-{self._part:05d}.parquet", compression="zstd", compression_level=1)
+        self._write("node", conform(node_rows, "core_node_samples"))
+        self._write("port", pl.concat(self._ports).sort("node", "ts"))
+        if self._ranks:
+            self._write("rank", pl.concat(self._ranks).sort("job_id", "rank", "ts"))
+        self._ports, self._ranks = [], []
         self._part += 1
         self._count = 0
 
+    def _write(self, kind: str, frame: pl.DataFrame) -> None:
+        path = self.parts / f"{kind}-{self._part:05d}.parquet"
+        frame.write_parquet(path, compression="zstd", compression_level=1)
+
     def close(self) -> None:
-        """Join the parts into `telemetry.parquet` and `node.parquet`."""
+        """Join the parts into the file of each kind."""
         self.flush()
-        for prefix, name in (("gpu", "telemetry"), ("node", "node")):
+        for prefix, (name, table) in FILES.items():
             target = self.out / f"{name}.parquet"
             parts = sorted(self.parts.glob(f"{prefix}-*.parquet"))
             if len(parts) == 1:
@@ -133,7 +157,6 @@ class Recorder:
                 pl.scan_parquet(parts).sink_parquet(self.out / f".{name}.tmp", compression="zstd", compression_level=1)
                 (self.out / f".{name}.tmp").replace(target)
             else:
-                table = "raw_gpu_samples" if prefix == "gpu" else "core_node_samples"
                 pl.DataFrame(schema=schema(table)).write_parquet(target)
         shutil.rmtree(self.parts, ignore_errors=True)
 
@@ -152,8 +175,9 @@ def write_history(
 ) -> int:
     """Advance a cluster to `until`, tick by tick, and write all that happened into a folder.
 
-    Files: `telemetry.parquet` (`raw_gpu_samples`), `node.parquet` (`core_node_samples`), `jobs.parquet` (canonical
-    jobs), `sacct.txt`, `faults.parquet` (`core_faults`), `inventory.csv`, `truth.jsonl`, `lookalikes.jsonl`.
+    Files: `telemetry.parquet` (`raw_gpu_samples`), `node.parquet` (`core_node_samples`), `ports.parquet`
+    (`core_port_samples`), `ranks.parquet` (`core_job_progress`), `jobs.parquet` (canonical jobs), `sacct.txt`,
+    `faults.parquet` (`core_faults`), `inventory.csv`, `truth.jsonl`, `lookalikes.jsonl`.
 
     Args:
         cluster: Stands at the start of the telemetry; jobs that ended before are written too.

@@ -1,17 +1,18 @@
 """What hosts and their ports show beside the GPUs: traffic and trouble of one port a node, memory of the host.
 
-Follows from the jobs that run and the strains that act; nothing here is kept or drawn.
+Follows from the jobs that run and the strains that act; nothing is kept here but what ports have counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from simulator.hardware import GIB, GPUS_PER_NODE
 from simulator.physics import Physics
 from simulator.strains import HOST_FLOOR_RATIO, Strain
+from simulator.streams import Stream, generator
 
 PORT_BYTES_PER_S = 50e9  # NDR, one port a node
 HOST_BYTES = 2048 * GIB
@@ -33,8 +34,11 @@ def port_rates(physics: Physics, active: Iterable[Strain], when: float, noise: n
     n = physics.topology.nodes
     load = np.zeros(n)
     for id_, members in physics.members.items():
+        first, last = physics.node_of[members[0]], physics.node_of[members[-1]]
+        if first == last:  # GPUs of a job are in order
+            continue
         nodes = np.unique(physics.node_of[members])
-        if len(nodes) > 1 and physics.step0[members[0]] > 0:
+        if physics.step0[members[0]] > 0:
             load[nodes] = 0.45 + 0.25 * (id_ * 0.618 % 1)
     sway = 1 + 0.05 * noise
     marks, waits, lost = load * MARKS_PER_S * sway, load * WAITS_PER_S * sway, np.zeros(n)
@@ -68,3 +72,37 @@ def host_available_bytes(physics: Physics, active: Iterable[Strain], when: float
             room = 1 - HOST_FLOOR_RATIO * 0.999 - used[k]
             used[k] = np.minimum(used[k] + room * level, 0.997)
     return (1 - used) * HOST_BYTES
+
+
+class PortCounters:
+    """What the port of each node has counted since its driver was loaded, at rates that hold until the next look.
+
+    Args:
+        nodes: How many there are.
+        seed: Seed of what they had counted before.
+        start: Seconds since the epoch from which on they count.
+    """
+
+    # Column of `raw_port_samples` → of the rates.
+    COUNTED: Mapping[str, str] = {
+        "tx_bytes_total": "tx_bytes_per_s", "rx_bytes_total": "rx_bytes_per_s",
+        "transmit_wait_total": "transmit_wait_per_s", "ecn_marked_total": "ecn_marked_per_s",
+        "cnp_total": "cnp_per_s", "retransmits_total": "retransmits_per_s",
+    }  # fmt: skip
+
+    def __init__(self, nodes: int, seed: int, start: float) -> None:
+        rng = generator(seed, Stream.PORTS)
+        self._totals = {name: np.floor(10 ** rng.uniform(4, 9, nodes)) for name in self.COUNTED}
+        self._at = start
+
+    def read(self, when: float, rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Counts at `when`, whole numbers.
+
+        Args:
+            when: Seconds since the epoch.
+            rates: As of `port_rates`; taken to have held since the last look.
+        """
+        span, self._at = max(when - self._at, 0.0), when
+        for name, rate in self.COUNTED.items():
+            self._totals[name] += np.maximum(rates[rate], 0.0) * span
+        return {name: np.floor(total) for name, total in self._totals.items()}

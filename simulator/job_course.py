@@ -107,7 +107,7 @@ class JobCourse:
 
     def _is_discouraged(self, job: Job) -> bool:
         """People look at the queue: the longer it is, the fewer go on submitting."""
-        if isinstance(self.workload, Trace):
+        if isinstance(self.workload, Trace) or job.key < 0:  # not of a user
             return False
         backlog = self.scheduler.pending_gpus / self.topology.gpus
         return backlog > 1 and generator(self.seed, Stream.JOB, job.id, 2).random() < 1 - math.exp(1 - backlog)

@@ -63,7 +63,7 @@ class StrainBook:
         for key, row in now.items():
             self._last_set[key] = end
             if key not in self._open:
-                row = row or self._queue_row(key.removeprefix("queue "), end)
+                row = row or self.queue_row(key.removeprefix("queue "), end)
                 if row["onset"] is not None:
                     row = dict(row) | {"id": f"{row['id']}-{self.changes}", "clear": None}
                 row["onset"] = iso(end)
@@ -125,10 +125,11 @@ class StrainBook:
         self.rows += strain.rows.values()
         self.changes += 1
 
-    def _queue_row(self, queue: str, at: float) -> dict[str, Any]:
+    def queue_row(self, queue: str, at: float, *, is_injected: bool = False) -> dict[str, Any]:
+        """A row of a queue that is to run short; when it does, one of the same form enters `rows`."""
         none = dict.fromkeys(("node", "gpu_index", "gpu_uuid", "job_id", "ramp_start", "planned_onset", "onset",
                               "clear"))  # fmt: skip
         return {
             "id": f"shortage-{queue}-{math.floor(at)}", "event": "queue", "class": "shortage", "mode": "queue",
-            "scope": "queue", "scope_id": queue, **none, "is_step": False, "is_injected": False,
+            "scope": "queue", "scope_id": queue, **none, "is_step": False, "is_injected": is_injected,
         }  # fmt: skip

@@ -132,14 +132,18 @@ class Strains:
     def begin(
         self, id_: str, class_: str, gpu: int, ramp_at: float, rng: np.random.Generator, *, is_step: bool = False,
         is_lookalike: bool = False, onset_in_s: float | None = None, is_injected: bool = False,
+        mode: str | None = None,
     ) -> Strain:  # fmt: skip
-        """Shape a strain and let it act; arguments as of `Events.begin`.
+        """Shape a strain and let it act; arguments as of `Events.begin`, and the second mode of a class is its step.
 
         Raises:
-            SimulatorError: The class is not known, or the state of the GPU rules it out.
+            SimulatorError: The class or mode is not known, or the state of the GPU rules it out.
         """
         if class_ not in CLASSES:
             raise SimulatorError(f"no class {class_!r} of strains; classes: {', '.join(CLASSES)}")
+        if mode is not None and mode not in MODES[class_]:
+            raise SimulatorError(f"no mode {mode!r} of {class_}; modes: {', '.join(MODES[class_])}")
+        is_step = is_step if mode is None else mode == MODES[class_][1]
         if reason := self.refusal(class_, gpu, ramp_at):
             raise SimulatorError(f"no {class_} can begin on GPU {gpu}: {reason}")
         physics = self.physics

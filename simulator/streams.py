@@ -25,6 +25,7 @@ class Stream(enum.IntEnum):
     DRIFT = 10
     INJECTED = 11
     STRAINS = 12
+    PORTS = 13
 
 
 def generator(seed: int, stream: Stream, index: int = 0, sub: int = 0) -> np.random.Generator:

@@ -65,6 +65,7 @@ class Work:
         self.jobs: list[Job | None] = [None] * n
         self.members: dict[int, np.ndarray] = {}
         self.job_code = np.full(n, -1, np.int64)
+        self.rank = np.zeros(n, np.int64)  # in the job
         zeros = {
             name: np.zeros(n)
             for name in (
@@ -120,7 +121,7 @@ class Work:
         self.time = when
         self.occupy(job)
         self.members[job.id] = g
-        self.job_code[g] = job.id
+        self.job_code[g], self.rank[g] = job.id, np.arange(len(g))
         self.busy[g], self.start[g] = 1.0, start
         self.compute_s[g], self.link_s[g] = p.compute_s, p.link_s
         self.exposed_ratio[g], self.efficiency[g] = p.exposed_ratio, p.link_efficiency

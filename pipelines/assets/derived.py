@@ -41,5 +41,5 @@ DERIVED = [
     ),
     _derived("core_slots", "core", ["core_gpu_samples", "core_boards"], _HOUR_S),
     _derived("core_gpu_jobs", "core", ["raw_gpu_samples", "core_gpu_samples", "core_jobs", "core_slots"], _HOUR_S),
-    _derived("feat_labels", "feat", ["core_gpu_samples", "core_jobs", "core_nodes"], 2 * _HOUR_S),
+    _derived("feat_labels", "feat", ["core_gpu_samples", "core_jobs", "core_nodes", "core_job_progress"], 2 * _HOUR_S),
 ]
