@@ -17,6 +17,8 @@ from typing import Any
 
 import click
 
+from features.classes import CLASSES
+
 VERSION = "0.1.0"
 TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")  # here too, so that `--help` stays quick
 
@@ -286,13 +288,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--jobs", type=_FILE, help="Jobs file, of runtime, remaining, wait and failure.")
 @click.option("--telemetry", type=_FILE, help="Samples of GPUs, of level and of GPU classes of bottleneck.")
 @click.option("--occupancy", type=_FILE, help="Running, pending and idle GPUs of queues, of shortage.")
-@click.option("--timeline", type=_FILE, help="Operations of a job's ranks, of straggler.")
+@click.option("--timeline", type=_FILE, help="Operations of a job's ranks, of straggler where there is no telemetry.")
 @click.option("--faults", type=_FILE, help="Faults of nodes, of faults.")
 @click.option(
     "--class",
     "bottleneck_class",
     metavar="CLASS",
-    help="shortage, straggler, thermal_throttle, nvlink_saturation or memory_exhaustion.",
+    help=f"shortage, {', '.join(CLASSES[:-1])} or {CLASSES[-1]}.",
 )
 @click.option("--quantity", metavar="COLUMN", help="Column of the telemetry, of level, as gpu_power_w.")
 @click.option("--horizons", metavar="SECONDS", help="Of level (default: 30,60,120) and shortage (default: 120,300).")

@@ -35,10 +35,12 @@ def simulate(
 ) -> tuple[SampleHistory, pl.DataFrame, pl.DataFrame]:
     """Samples as recorded, jobs, and the ground truth of one cluster."""
     from simulator.cluster import SimulatedCluster
+    from simulator.events import Rates
 
     cluster = SimulatedCluster(
-        nodes=nodes, seed=seed, start=START - timedelta(days=2), tick_s=tick_s, fault_scale=scale, gpu_model=MODEL
-    )
+        nodes=nodes, seed=seed, start=START - timedelta(days=2), tick_s=tick_s, fault_scale=scale, gpu_model=MODEL,
+        rates=Rates.of_every_class(),
+    )  # fmt: skip
     cluster.advance_jobs(START)
     keep = ["ts", "cluster", "node", "gpu_uuid", "job_id", *(name for name in INPUTS if name != "inlet_temp_c")]
     gpu, node = [], []

@@ -36,8 +36,9 @@ class Fleet:
         ]
         self.temp, self.fill = rng.normal(66, 3, gpus), rng.uniform(0.1, 0.6, gpus)
         self.memory = rng.uniform(40, 74, gpus)
-        bad = rng.choice(gpus, max(3, int(share * gpus)), replace=False)
-        self.hot, self.linked, self.leaking = np.array_split(bad, 3)
+        bad = rng.choice(gpus, max(5, int(share * gpus)), replace=False)
+        self.hot, self.linked, self.leaking, self.held, self.lagging = np.array_split(bad, 5)
+        self.troubled = len(bad)
 
     def at(self, tick: int) -> datetime:
         return self.start + timedelta(seconds=INTERVAL_S * tick)
@@ -54,13 +55,19 @@ class Fleet:
         memory[self.leaking] = 60 + 18.4 * course
         step = np.ones(n)
         step[self.linked] = 1 + 0.15 * course
+        clock = np.full(n, 1.755e9)
+        clock[self.held] *= 1 - 0.19 * course
+        own = 0.9 + rng.normal(0, 0.005, n)
+        own[self.lagging] *= 1 + 0.29 * course
         temp = np.floor(temp)
         return {
             "gpu_temp_c": temp,
             "gpu_temp_margin_c": 87 - temp,
             "mem_temp_c": temp + 8,
             "gpu_power_w": np.round(temp * 9, 1),
-            "sm_clock_hz": np.full(n, 1.98e9),
+            "power_limit_w": np.full(n, 700.0),
+            "is_power_capped": np.ones(n),
+            "sm_clock_hz": np.round(clock / 15e6) * 15e6,
             "sm_active_ratio": np.clip(0.8 + rng.normal(0, 0.03, n), 0, 1),
             "fb_used_bytes": np.floor(memory * 1024) * 2.0**20,
             "fb_reserved_bytes": np.full(n, 0.5 * GIB),
@@ -68,6 +75,7 @@ class Fleet:
             "nvlink_tx_bytes_per_s": fill * ACHIEVABLE,
             "nvlink_rx_bytes_per_s": fill * ACHIEVABLE * 0.99,
             "step_time_s": np.round(step * (1 + rng.normal(0, 0.005, n)), 3),
+            "own_step_time_s": np.round(own, 3),
         }
 
     def frame(self, tick: int) -> pl.DataFrame:
@@ -119,7 +127,10 @@ PAGE = (
     ("DCGM_FI_DEV_FB_USED", "fb_used_bytes", 2.0**-20), ("DCGM_FI_DEV_FB_RESERVED", "fb_reserved_bytes", 2.0**-20),
     ("DCGM_FI_DEV_FB_FREE", "fb_free_bytes", 2.0**-20), ("DCGM_FI_PROF_NVLINK_TX_BYTES", "nvlink_tx_bytes_per_s", 1.0),
     ("DCGM_FI_PROF_NVLINK_RX_BYTES", "nvlink_rx_bytes_per_s", 1.0),
+    ("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "power_limit_w", 1.0),
+    ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "is_power_capped", 4.0),
     ("weatherglass_step_time_seconds", "step_time_s", 1.0),
+    ("weatherglass_own_step_time_seconds", "own_step_time_s", 1.0),
 )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""The nowcast's tick at 1,000, 10,000 and 100,000 GPUs: 12 quantities × 40 samples, all classes × 4 horizons.
+"""The nowcast's tick at 1,000, 10,000 and 100,000 GPUs: 15 quantities × 40 samples, all classes × 4 horizons.
 
-One GPU in a thousand, a hundred or ten is in trouble: warming up, filling its links or leaking memory. Each case runs
-in a process of its own, so that its peak memory is its own; exporters' text is made and decoded in another, since who
-receives by remote-write has none. Beside them: the same by 48 queries of a real Prometheus (`promql_peer.py`), where
-one is installed. `python -m benchmarks.nowcast` prints a table.
+One GPU in a thousand, a hundred or ten is in trouble: warming up, filling its links, leaking memory, losing power or
+lagging behind. Each case runs in a process of its own, so that its peak memory is its own; exporters' text is made and
+decoded in another, since who receives by remote-write has none. Beside them: the same by 48 queries of a real
+Prometheus (`promql_peer.py`), where one is installed. `python -m benchmarks.nowcast` prints a table.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def measure(gpus: int, share: float, *, has_text: bool) -> dict[str, float]:
             # The first page of each node is parsed label by label; what counts each tick is the second and later ones.
             out["decode first"] = laps["decode"][0]
         out["screened"] = float(sum(status["screened"].values()))
-        out["troubled"] = float(len(fleet.hot) + len(fleet.linked) + len(fleet.leaking))
+        out["troubled"] = float(fleet.troubled)
         out["bottlenecks"] = float(status["bottlenecks"])
         out["ring_mib"] = status["ring_bytes"] / 2**20
         out["problems"] = float(len(status["problems"]))

@@ -150,7 +150,7 @@ def _simulate(scenario: Scenario) -> Recording:
             "job_id": pl.Series([job_names.get(int(code)) for code in codes], dtype=pl.String).gather(index),
             **{name: pl.Series(array[at, gpu]).fill_nan(None) for name, array in values.items()},
         }
-    ).with_columns(pl.lit(cluster.name).alias("cluster"), pl.col("is_thermal_slowdown").cast(pl.Boolean))  # fmt: skip
+    ).with_columns(pl.lit(cluster.name).alias("cluster"), pl.col("^is_.*$").cast(pl.Boolean))  # fmt: skip
     up &= rng.random(up.shape) >= scenario.missing_ratio
     at, node = np.nonzero(up)
     of_nodes = pl.DataFrame(

@@ -37,8 +37,10 @@ class Theme:
     unreported: str
     out: str
     thermal_throttle: str
+    power_throttle: str
     nvlink_saturation: str
     memory_exhaustion: str
+    straggler: str
     calm: str
     heat: tuple[str, ...]
 
@@ -64,8 +66,10 @@ LIGHT = Theme(
     unreported="#5d6b78",
     out="#3f4c59",
     thermal_throttle="#b83a0a",
+    power_throttle="#7a5c00",
     nvlink_saturation="#6d3fa0",
     memory_exhaustion="#0b6bb0",
+    straggler="#2f6f3e",
     calm="#e3e9ee",
     heat=("#f7d9a8", "#f0a955", "#dd7420", "#b04a0c", "#7a2606"),
 )
@@ -91,8 +95,10 @@ DARK = Theme(
     unreported="#8c9aa7",
     out="#b4bfca",
     thermal_throttle="#f58a55",
+    power_throttle="#e8cf5a",
     nvlink_saturation="#c7a2ee",
     memory_exhaustion="#5db0ee",
+    straggler="#7fcf8f",
     calm="#22303c",
     heat=("#6b3a14", "#9c4f16", "#cf6c22", "#f29a4b", "#ffd9a6"),
 )

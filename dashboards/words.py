@@ -24,8 +24,10 @@ STATE_WORDS = {
 
 CLASS_WORDS = {
     "thermal_throttle": "Thermal throttle",
+    "power_throttle": "Power throttle",
     "nvlink_saturation": "NVLink saturation",
     "memory_exhaustion": "Memory exhaustion",
+    "straggler": "Straggler",
 }
 
 ACTION_WORDS = {

@@ -33,7 +33,7 @@ GAUGES = (
     "sm_clock_hz", "mem_clock_hz", *_NVLINK, *_PCIE,
 )  # fmt: skip
 BOARD = ("gpu_uuid", "node", "cluster")
-OF_THE_JOB = ("step_time_s",)  # the job's own word, which no exporter of GPUs can freeze
+OF_THE_JOB = ("step_time_s", "own_step_time_s")  # the job's own word, which no exporter of GPUs can freeze
 
 
 Earlier = Callable[[pl.DataFrame], pl.DataFrame]

@@ -1,9 +1,10 @@
-"""How far each GPU is from each limit, one sample at a time, and what has to be remembered of its job for that.
+"""How far each GPU is from each limit, one sample at a time.
 
-Here belong the quantities that windows and labels are made of: the distance to the limit of each bottleneck class,
-and the two running facts about a job that levels cannot tell: the plateau its memory settled on and its own step time.
-A class is set exactly where its distance is ≤ 0. Live rings and history both pass through `quantities`, so that their
-numbers agree; windows stand in `features/windows.py`, onsets of these and all other classes in `features/labels.py`.
+Here belong the classes of single GPUs and the quantities that windows and labels are made of: the distance to the limit
+of each class, and what else its course is told by. What has to be remembered of a job for that stands in
+`features/job_state.py`, what of its gang in `features/gangs.py`. A class is set exactly where its distance is ≤ 0.
+Live rings and history both pass through `quantities`, so that their numbers agree; windows stand in
+`features/windows.py`, onsets of these and all other classes in `features/labels.py`.
 """
 
 from __future__ import annotations
@@ -14,42 +15,46 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from features.classes import CLASSES
+from features.gangs import rank_steps
+from features.job_state import JobState
+from features.straggler import CONSECUTIVE, SLOW_RATIO
 from features.thresholds import GIB
 
 Floats = NDArray[np.float32]
 
-# Classes with a distance in a GPU's own samples: those that windows and forecasters know. Labels know more.
-CLASSES = ("thermal_throttle", "nvlink_saturation", "memory_exhaustion")
-# Distance to the limit, in the unit of its class: °C, share of the achievable rate, GiB. Set where it is ≤ 0.
-DISTANCE = {
+__all__ = ["CLASSES", "COARSE", "DISTANCE", "INDEX", "INPUTS", "QUANTITIES", "inputs", "quantities"]
+# Distance to the limit, in the unit of its class: °C, share of the job's own clock, share of the achievable rate, GiB,
+# share of the gang's step time. Set where it is ≤ 0.
+DISTANCE: dict[str, str] = {
     "thermal_throttle": "thermal_distance_c",
+    "power_throttle": "power_distance_ratio",
     "nvlink_saturation": "nvlink_distance_ratio",
     "memory_exhaustion": "memory_distance_gib",
+    "straggler": "straggler_distance_ratio",
 }
 QUANTITIES = (
-    "thermal_distance_c", "nvlink_distance_ratio", "memory_distance_gib", "gpu_temp_c", "mem_temp_c", "gpu_power_w",
-    "sm_clock_hz", "activity_ratio", "nvlink_fill_ratio", "over_plateau_gib", "step_ratio", "inlet_temp_c",
+    *DISTANCE.values(), "gpu_temp_c", "mem_temp_c", "gpu_power_w", "power_ratio", "sm_clock_hz", "activity_ratio",
+    "nvlink_fill_ratio", "over_plateau_gib", "step_ratio", "inlet_temp_c",
 )  # fmt: skip
 INDEX = {name: i for i, name in enumerate(QUANTITIES)}
+# Steps that some are told in, finer than exporters tell them: rings keep their numbers, to 32,767 either way.
+COARSE = {
+    "power_distance_ratio": 1 / 4096, "straggler_distance_ratio": 1 / 4096, "gpu_temp_c": 1 / 128,
+    "mem_temp_c": 1 / 128, "power_ratio": 1 / 4096, "sm_clock_hz": 125e3, "activity_ratio": 1 / 16384,
+    "nvlink_fill_ratio": 1e-4, "step_ratio": 1 / 2048, "inlet_temp_c": 1 / 128,
+}  # fmt: skip
+MOST_STEPS = 32_767
+_STEPS = np.array([[step] for step in COARSE.values()], dtype=np.float32)
+_COARSE = [INDEX[name] for name in COARSE]
 INPUTS = (
     "gpu_util_ratio", "engine_active_ratio", "sm_active_ratio", "fb_used_bytes", "fb_reserved_bytes",
-    "fb_total_bytes", "gpu_power_w", "gpu_temp_c", "mem_temp_c", "gpu_temp_margin_c", "sm_clock_hz",
-    "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "is_thermal_slowdown", "step_time_s", "inlet_temp_c",
+    "fb_total_bytes", "gpu_power_w", "power_limit_w", "gpu_temp_c", "mem_temp_c", "gpu_temp_margin_c", "sm_clock_hz",
+    "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "is_thermal_slowdown", "is_power_brake", "is_power_capped",
+    "step_time_s", "own_step_time_s", "inlet_temp_c",
 )  # fmt: skip
-# What labels need besides: read from history, not kept in rings.
-LABEL_FLAGS = ("is_power_brake", "is_power_capped", "step_time_s")
-LABEL_INPUTS = tuple(dict.fromkeys((*INPUTS, *LABEL_FLAGS)))
 
 JUST_CLEAR = np.float32(1e-3)  # a level beyond its limit that the class's second condition keeps clear
-SETTLED_S = 120.0  # memory that stays this long within SETTLED_RATIO of the device's is a plateau
-SETTLED_RATIO = 0.01
-FOLLOW_S = 600.0  # how long a plateau may still creep up (allocators fill their cache) once it is found
-PLATEAU_LEVEL_RATIO = 0.10  # less than this of the device's memory is a job that has not loaded yet
-PLATEAU_ACTIVITY = 0.05  # and a GPU that never worked meanwhile is still loading
-RELEASED_RATIO = 0.25  # memory under this share of the plateau: another process begins
-STEP_WARMUP = 5  # steps before a job's own step time is known
-STEP_GAIN = 0.005  # weight of one more step in the job's own step time
-STEP_CLIP = 0.10  # and how much one step can say, in log
 
 
 def inputs(frame: pl.DataFrame) -> dict[str, Floats]:
@@ -68,129 +73,6 @@ def inputs(frame: pl.DataFrame) -> dict[str, Floats]:
     }
 
 
-class JobState:
-    """What is remembered of the job on each GPU: since when, its memory plateau, its own step time.
-
-    Plateau: the first level that held for `SETTLED_S` within `SETTLED_RATIO` of device memory while the GPU worked,
-    followed upwards while it still settles, for `FOLLOW_S` at most. Then it stays for the job's life, so that neither
-    a slow leak nor a full but steady cache moves it.
-    Step time: a running median-like mean of log step times in which no single step weighs much.
-    """
-
-    _FLOATS = ("plateau", "low", "high", "worked", "log_step")
-    _TIMES = ("since", "settling_since", "found")
-
-    def __init__(self, gpus: int = 0) -> None:
-        self.job = np.full(gpus, -2, dtype=np.int64)  # -2: never seen, -1: no job known
-        self.since = np.full(gpus, np.nan)
-        self.settling_since = np.full(gpus, np.nan)
-        self.found = np.full(gpus, np.nan)
-        self.steps = np.zeros(gpus, dtype=np.int32)
-        for name in self._FLOATS:
-            setattr(self, name, np.full(gpus, np.nan, dtype=np.float32))
-        self.plateau: Floats
-        self.low: Floats
-        self.high: Floats
-        self.worked: Floats
-        self.log_step: Floats
-
-    def grow(self, gpus: int) -> None:
-        """Make room for more GPUs; those there keep their state."""
-        fresh = JobState(gpus)
-        old = len(self.job)
-        for name in ("job", "steps", *self._TIMES, *self._FLOATS):
-            getattr(fresh, name)[:old] = getattr(self, name)
-            setattr(self, name, getattr(fresh, name))
-
-    def update(
-        self,
-        gpu: NDArray[np.int64],
-        ts: NDArray[np.float64],
-        job: NDArray[np.int64],
-        used: Floats,
-        total: Floats,
-        activity: Floats,
-        step_time: Floats,
-    ) -> tuple[Floats, Floats, NDArray[np.float64]]:
-        """Take one sample of each of some GPUs.
-
-        Args:
-            gpu: Indices of GPUs, each once.
-            ts: Times of the samples, seconds.
-            job: Codes of the jobs, -1 where there is none.
-            used: Device memory in use, bytes.
-            total: Device memory in all, bytes.
-            activity: Activity ratio, NaN where not known.
-            step_time: Duration of the last step, seconds, NaN where not known.
-
-        Returns:
-            Memory over the plateau in bytes (NaN until there is one), step time ÷ the job's own (NaN until known), and
-            since when the job has been seen on the GPU, seconds. Each of shape (len(gpu),).
-        """
-        plateau = self.plateau[gpu]
-        changed = self.job[gpu] != job
-        with np.errstate(invalid="ignore"):
-            released = used < RELEASED_RATIO * plateau
-        begins = changed | released
-        if begins.any():
-            fresh = gpu[begins]
-            self.job[fresh] = job[begins]
-            self.since[fresh] = ts[begins]
-            self.settling_since[fresh] = self.found[fresh] = np.nan
-            self.plateau[fresh] = self.low[fresh] = self.high[fresh] = self.worked[fresh] = np.nan
-            self.log_step[fresh] = np.nan
-            self.steps[fresh] = 0
-            plateau = self.plateau[gpu]
-        self._settle(gpu, ts, plateau, used, total, activity)
-        ratio = self._step(gpu, step_time)
-        over = used - self.plateau[gpu]
-        return over, ratio, self.since[gpu]
-
-    def _settle(
-        self,
-        gpu: NDArray[np.int64],
-        ts: NDArray[np.float64],
-        plateau: Floats,
-        used: Floats,
-        total: Floats,
-        activity: Floats,
-    ) -> None:
-        with np.errstate(invalid="ignore"):
-            young = np.isnan(plateau) | (ts - self.found[gpu] <= FOLLOW_S)
-            seeking = young & (used >= PLATEAU_LEVEL_RATIO * total)
-        if not seeking.any():
-            return
-        g, t, u, limit = gpu[seeking], ts[seeking], used[seeking], SETTLED_RATIO * total[seeking]
-        low, high = np.fmin(self.low[g], u), np.fmax(self.high[g], u)
-        # An absent activity column must not keep a plateau from being found.
-        act = np.where(np.isnan(activity[seeking]), np.float32(1), activity[seeking])
-        worked = np.fmax(self.worked[g], act)
-        restart = (high - low > limit) | np.isnan(self.settling_since[g])
-        low, high, worked = np.where(restart, u, low), np.where(restart, u, high), np.where(restart, act, worked)
-        started = np.where(restart, t, self.settling_since[g])
-        self.low[g], self.high[g], self.worked[g], self.settling_since[g] = low, high, worked, started
-        settled = (t - started >= SETTLED_S) & (worked >= PLATEAU_ACTIVITY)
-        self.plateau[g[settled]] = np.fmax(self.plateau[g], (low + high) / 2)[settled]
-        self.found[g[settled]] = np.fmin(self.found[g], t)[settled]
-
-    def _step(self, gpu: NDArray[np.int64], step_time: Floats) -> Floats:
-        ratio = np.full(len(gpu), np.nan, dtype=np.float32)
-        with np.errstate(invalid="ignore"):
-            known = step_time > 0
-        if not known.any():
-            return ratio
-        g = gpu[known]
-        log_x, base, n = np.log(step_time[known]), self.log_step[g], self.steps[g]
-        base = np.where(np.isnan(base), log_x, base)
-        ratio[known] = np.where(n >= STEP_WARMUP, np.exp(log_x - base), np.nan)
-        gain = np.maximum(1.0 / (n + 1), STEP_GAIN).astype(np.float32)
-        early = n < STEP_WARMUP
-        delta = np.where(early, log_x - base, np.clip(log_x - base, -STEP_CLIP, STEP_CLIP))
-        self.log_step[g] = base + gain * delta
-        self.steps[g] = n + 1
-        return ratio
-
-
 def quantities(
     columns: Mapping[str, Floats],
     limits: Mapping[str, Floats],
@@ -198,6 +80,7 @@ def quantities(
     gpu: NDArray[np.int64],
     ts: NDArray[np.float64],
     job: NDArray[np.int64],
+    gang_step: Floats,
 ) -> tuple[Floats, NDArray[np.float64]]:
     """Quantities of one sample of each of some GPUs.
 
@@ -208,6 +91,7 @@ def quantities(
         gpu: Index of each row's GPU in `state`, each once.
         ts: Times, seconds.
         job: Job codes, -1 for none.
+        gang_step: Median step time of each row's gang at the same time, as of `Gangs.medians`.
 
     Returns:
         Array of shape (len(QUANTITIES), rows), NaN where not known, and since when each job has been seen, seconds.
@@ -234,7 +118,47 @@ def quantities(
         harmless = step_ratio <= limits["step_slow_ratio"]
         out[INDEX["nvlink_distance_ratio"]] = np.where(harmless, np.maximum(nvlink, JUST_CLEAR), nvlink)
         out[INDEX["memory_distance_gib"]] = _memory(columns, limits, over)
+        limit = columns["power_limit_w"]
+        out[INDEX["power_ratio"]] = columns["gpu_power_w"] / np.where(limit > 0, limit, np.float32(np.nan))
+    clock = columns["sm_clock_hz"]
+    power = _power(columns, limits, state.clock_ratio(gpu, clock), job >= 0)
+    with np.errstate(invalid="ignore"):
+        state.learn_clock(gpu, ts, clock, activity, power <= 0)
+    out[INDEX["power_distance_ratio"]] = power
+    out[INDEX["straggler_distance_ratio"]] = _straggler(columns, state, gpu, ts, job, gang_step)
+    # What rings keep in steps, history must not know better.
+    out[_COARSE] = np.clip(np.rint(out[_COARSE] / _STEPS), -MOST_STEPS, MOST_STEPS) * _STEPS
     return out, since
+
+
+def _power(
+    columns: Mapping[str, Floats], limits: Mapping[str, Floats], clock_ratio: Floats, has_job: NDArray[np.bool_]
+) -> Floats:
+    """How far the clock of a capped GPU is above what counts as held back; without a cap all of the clock is there."""
+    brake, capped, low = columns["is_power_brake"], columns["is_power_capped"], limits["clock_low_ratio"]
+    share, whole = clock_ratio - low, 1 - low
+    is_free = (capped == 0) | (np.isnan(capped) & (brake == 0)) | ((capped == 1) & ~has_job)
+    distance = np.where(is_free, np.fmax(share, whole), np.where(capped == 1, share, np.float32(np.nan)))
+    return np.where(brake == 1, np.fmin(distance, 0), distance).astype(np.float32)
+
+
+def _straggler(
+    columns: Mapping[str, Floats],
+    state: JobState,
+    gpu: NDArray[np.int64],
+    ts: NDArray[np.float64],
+    job: NDArray[np.int64],
+    gang_step: Floats,
+) -> Floats:
+    """How much longer its own step could take before a rank counts as slow; slow only from the third such step on."""
+    step, _ = rank_steps(columns, job)
+    if np.isnan(step).all():
+        return np.full(len(gpu), np.nan, dtype=np.float32)
+    distance = np.float32(SLOW_RATIO) - step / gang_step
+    with np.errstate(invalid="ignore"):
+        is_slow = distance < 0
+    is_set = state.slow_in_a_row(gpu, ts, step, is_slow) >= CONSECUTIVE
+    return np.where(is_set, distance, np.maximum(distance, JUST_CLEAR)).astype(np.float32)
 
 
 def _thermal(columns: Mapping[str, Floats], limits: Mapping[str, Floats]) -> Floats:

@@ -14,7 +14,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.cell_history import CellHistory
-from features.conditions import CLASSES, DISTANCE, INDEX, LABEL_FLAGS, QUANTITIES, JobState, inputs, quantities
+from features.conditions import CLASSES, DISTANCE, INDEX, QUANTITIES, inputs, quantities
+from features.gangs import Gangs, rank_steps
+from features.job_state import JobState
 from features.peers import PEERS, Neighbours, peer_features
 from features.ports import PortCourse
 from features.roster import rack_codes
@@ -42,7 +44,6 @@ class SampleHistory(CellHistory):
         gpu: Code of each sample's GPU, shape (samples,), ascending.
         ts: Times, seconds, ascending within a GPU.
         values: Shape (len(QUANTITIES), samples).
-        flags: `LABEL_FLAGS`, NaN where null or absent, shape (samples,) each.
         job: Job code of each sample, -1 for none; `job_ids` names them.
         node: Node code of each sample; `node_names` names them.
         rack: Code of the rack of each node code, -1 where it is not known.
@@ -77,11 +78,6 @@ class SampleHistory(CellHistory):
         self.ts = frame["ts"].dt.epoch("us").to_numpy() / 1e6
         self._index()
         columns = inputs(frame)
-        absent = np.full(frame.height, np.nan, dtype=np.float32)
-        self.flags = {
-            name: frame[name].cast(pl.Float32).to_numpy(writable=False) if name in frame.columns else absent
-            for name in LABEL_FLAGS
-        }
         del frame
         limits = book.arrays(self.node_names)
         self.values = np.full((len(QUANTITIES), len(self.ts)), np.nan, dtype=np.float32)
@@ -94,13 +90,15 @@ class SampleHistory(CellHistory):
         rank = np.arange(len(self.ts)) - self.starts[:-1][self.gpu]
         order = np.argsort(rank, kind="stable")
         bounds = np.searchsorted(rank[order], np.arange(int(rank.max(initial=-1)) + 2))
+        step, gang = rank_steps(columns, self.job)
+        gang_step = Gangs(len(self.uuids)).medians(self.gpu, self.ts, gang, step)
         for first, last in pairwise(bounds.tolist()):
             rows = order[first:last]
             node = self.node[rows]
             self.values[:, rows], self.since[rows] = quantities(
                 {name: values[rows] for name, values in columns.items()},
                 {name: values[node] for name, values in limits.items()},
-                state, self.gpu[rows], self.ts[rows], self.job[rows],
+                state, self.gpu[rows], self.ts[rows], self.job[rows], gang_step[rows],
             )  # fmt: skip
 
     def gpu_codes(self, uuids: pl.Series) -> NDArray[np.int64]:

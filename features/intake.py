@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from features.cleaning_bounds import bounded
 from features.cleaning_live import Courses, Revision, course_inputs
-from features.conditions import CLASSES, DISTANCE, INDEX, QUANTITIES, JobState, inputs, quantities
+from features.conditions import CLASSES, DISTANCE, INDEX, QUANTITIES, inputs, quantities
+from features.gangs import rank_steps
+from features.job_state import JobState
 from features.places import FORGET_S, GpuPlaces
 from features.ports import PORTS, node_ports
 from features.thresholds import ThresholdBook
@@ -26,11 +28,14 @@ Times = NDArray[np.float64]
 AHEAD_S = 5.0  # a clock that runs ahead by less than this makes a sample new, not wrong
 # Quantities that fall with what a later sample refutes: step times and inlets are not the GPU's exporter's.
 _REFUTED = {
-    "frozen": tuple(name for name in QUANTITIES if name not in ("step_ratio", "inlet_temp_c")),
+    "frozen": tuple(
+        name for name in QUANTITIES if name not in ("straggler_distance_ratio", "step_ratio", "inlet_temp_c")
+    ),
     "stuck": (),
     "zero_under_load": ("nvlink_fill_ratio", "nvlink_distance_ratio"),
     "first_of_rate": ("nvlink_fill_ratio", "nvlink_distance_ratio"),
 }
+_STEPS = ("step_time_s", "own_step_time_s")
 _DISTANCES = [INDEX[DISTANCE[name]] for name in CLASSES]
 
 
@@ -102,8 +107,12 @@ class Intake(GpuPlaces):
             return 0
         if gpu["gpu_uuid"].n_unique() == gpu.height:
             return self._observe(gpu, job_by_node, now_s)
-        gpu = gpu.sort("ts").with_columns(pl.int_range(pl.len()).over("gpu_uuid").alias("_rank"))
-        parts = gpu.partition_by("_rank", maintain_order=True, include_key=False)
+        # Gangs are compared second by second, so that where there are steps nothing later may come before.
+        has_steps = any(name in gpu.columns and gpu[name].null_count() < gpu.height for name in _STEPS)
+        second = pl.col("ts").dt.epoch("s") if has_steps else pl.lit(0, dtype=pl.Int64)
+        gpu = gpu.sort("ts").with_columns(second.alias("_second"))
+        gpu = gpu.with_columns(pl.int_range(pl.len()).over("gpu_uuid", "_second").alias("_rank"))
+        parts = gpu.partition_by("_second", "_rank", maintain_order=True, include_key=False)
         return sum(self._observe(part, job_by_node, now_s) for part in parts)
 
     def _observe(self, frame: pl.DataFrame, job_by_node: Mapping | None, now_s: float | None) -> int:
@@ -148,7 +157,9 @@ class Intake(GpuPlaces):
             for revision in self.courses.judge(index, ts, self.last_ts[index], columns, alone):
                 self._revise(revision)
         limits = {name: values[index] for name, values in self._limits.items()}
-        values, since = quantities(columns, limits, self._state, index, ts, job)
+        step, gang = rank_steps(columns, job)
+        gang_step = self._gangs.medians(index, ts, gang, step)
+        values, since = quantities(columns, limits, self._state, index, ts, job, gang_step)
         self._ring.put(index, ts, values, util)
         self._before_ts[index] = self.last_ts[index]
         for k, quantity in enumerate(_DISTANCES):
@@ -169,7 +180,10 @@ class Intake(GpuPlaces):
         if not len(index):
             return 0
         limits = {name: values[index] for name, values in self._limits.items()}
-        values, _ = quantities(columns, limits, _copied(self._state, index), np.arange(len(index)), ts, job)
+        _, gang = rank_steps(columns, job)
+        gang_step = self._gangs.median_of(gang, float(ts.min()))
+        places = np.arange(len(index))
+        values, _ = quantities(columns, limits, _copied(self._state, index), places, ts, job, gang_step)
         is_new = self._ring.put(index, ts, values, columns["gpu_util_ratio"])
         between = ~(ts <= self._before_ts[index])
         is_new |= between

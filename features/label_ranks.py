@@ -1,7 +1,8 @@
-"""Ranks that are slow beside their gang while the job runs: step times as the job or its GPUs report them.
+"""Ranks that are slow beside their gang while the job runs: step times as the ranks of a job report them.
 
-Here belongs the rule of `straggler` on what is sampled; the rule itself and its reading of a recorded timeline of
-operations stand in `features/straggler.py`. A gang needs three members with step times of their own; a job that reports
+Here belongs the rule of `straggler` on reports of ranks; what GPUs show of it is a distance of
+`features/conditions.py`, the rule itself and its reading of a recorded timeline of operations stand in
+`features/straggler.py`. A gang needs three members with step times of their own; a job that reports
 one step time for all says nothing about its ranks, and no rank of it is ever set.
 """
 
@@ -11,7 +12,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.history import SampleHistory
 from features.label_spans import Series
 from features.straggler import MIN_GANG, slow_states
 
@@ -38,37 +38,6 @@ def rank_series(progress: pl.DataFrame) -> tuple[Series, NDArray[np.int8]]:
     # A report that repeats a step is no further step.
     again = (pl.col("step") == pl.col("step").shift(1)).over("scope_id").fill_null(False)
     return _judged(rows.filter(~again).drop("step"))
-
-
-def gpu_series(history: SampleHistory) -> tuple[Series, NDArray[np.int8]]:
-    """GPUs of jobs by the step time that each of them reports.
-
-    Args:
-        history: Samples of GPUs.
-
-    Returns:
-        Samples by GPU, one a step that was seen, and the state of `straggler` at each.
-    """
-    seconds = history.flags["step_time_s"].astype(np.float64)
-    keep = (seconds > 0) & (history.job >= 0)
-    rows = np.flatnonzero(keep)
-    if len(rows):
-        # The same step is seen again until its successor ends: at the earliest one step time later.
-        ts, gpu, value = history.ts[rows], history.gpu[rows], seconds[rows]
-        repeats = np.zeros(len(rows), dtype=bool)
-        repeats[1:] = (np.diff(gpu) == 0) & (np.diff(value) == 0) & (np.diff(ts) < value[1:])
-        rows = rows[~repeats]
-    jobs, nodes = np.array([*history.job_ids, None], dtype=object), np.array([*history.node_names, None], dtype=object)
-    frame = pl.DataFrame(
-        {
-            "scope_id": [history.uuids[i] for i in history.gpu[rows]],
-            "ts": pl.Series((history.ts[rows] * 1e6).round().astype(np.int64)).cast(pl.Datetime("us", "UTC")),
-            "node": nodes[history.node[rows]].tolist(), "job_id": jobs[history.job[rows]].tolist(),
-            "cluster": [history.cluster] * len(rows), "seconds": seconds[rows],
-        },
-        schema=_SCHEMA,
-    )  # fmt: skip
-    return _judged(frame)
 
 
 _SCHEMA = {

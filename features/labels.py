@@ -7,7 +7,7 @@ a job, forecasts never see them before they happened. Training, backtests and th
 | class | scope | set when |
 |---|---|---|
 | `thermal_throttle` | GPU | a thermal slowdown reason is active, or the margin to slowdown is ≤ 0 °C (only where the exporter gives neither: core temperature ≥ the model's slowdown temperature) |
-| `power_throttle` | GPU | the power brake is on; or power-capped with a clock under 80 % of the job's own median |
+| `power_throttle` | GPU | the power brake is on; or power-capped with a clock under 80 % of what the job is used to there |
 | `nvlink_saturation` | GPU | sent or received over NVLink ≥ 90 % of what the model achieves, or under 70 % of gang peers at the same time while those talk no more than usual; and, where steps are known, step time > 1.15 × the job's own. Without steps the second half also needs the GPU to stand under 70 % of its own usual share of its peers, for ranks of a pipeline differ by nature |
 | `memory_exhaustion` | GPU | total − reserved − used < 1 GiB after growth beyond the job's own plateau by 2 % of the device; or the job failed while its memory was growing so |
 | `host_memory` | node | available host memory under 2 % of the whole after a fall by as much below the node's own median; or the kernel killed for memory |
@@ -24,21 +24,20 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from features.classes import GPU_CLASSES
 from features.history import SampleHistory
 from features.label_fabric import fabric_states, port_series
 from features.label_hosts import host_states
 from features.label_memory import failed_while_growing
 from features.label_nvlink import slower_than_peers, through_pauses
-from features.label_power import power_states
-from features.label_ranks import gpu_series, rank_series
+from features.label_ranks import rank_series
 from features.label_spans import CLEAR, SET, UNKNOWN, Runs, Series, excluded_rows, runs
 from features.occupancy import shortage_states
 from features.thresholds import ThresholdBook
 from features.vocabulary import conform, schema
 
 TABLE = "feat_labels"
-GPU_CLASSES = ("thermal_throttle", "power_throttle", "nvlink_saturation", "memory_exhaustion")
-LABEL_CLASSES = (*GPU_CLASSES, "host_memory", "fabric_congestion", "straggler", "shortage")
+LABEL_CLASSES = (*GPU_CLASSES, "host_memory", "fabric_congestion", "shortage")
 SCOPES = (
     "gpu",
     "node",
@@ -70,12 +69,9 @@ def states(
     """
     if bottleneck_class not in GPU_CLASSES:
         raise ValueError(f"no class {bottleneck_class!r} of GPUs; classes: {', '.join(GPU_CLASSES)}")
-    if bottleneck_class == "power_throttle":
-        state = power_states(history, book)
-    else:
-        distance = history.distance(bottleneck_class)
-        with np.errstate(invalid="ignore"):
-            state = np.where(np.isnan(distance), UNKNOWN, (distance <= 0).astype(np.int8))
+    distance = history.distance(bottleneck_class)
+    with np.errstate(invalid="ignore"):
+        state = np.where(np.isnan(distance), UNKNOWN, (distance <= 0).astype(np.int8))
     if bottleneck_class == "nvlink_saturation":
         state = through_pauses(history, book, state)
         state[slower_than_peers(history, book) & (state == CLEAR)] = SET
@@ -123,7 +119,6 @@ def label_bottlenecks(
     if ports is not None:
         state, series = fabric_states(*port_series(ports), thresholds, history)
         parts.append(series_rows(series, state, "fabric_congestion", "port", excluded))
-    parts.append(series_rows(*gpu_series(history), "straggler", "gpu", excluded))
     return _joined(parts)
 
 

@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-# Below this distance a sample counts as near its limit: °C, ratio, GiB.
-NEAR = {"thermal_throttle": 6.0, "nvlink_saturation": 0.15, "memory_exhaustion": 6.0}
+# Below this distance a sample counts as near its limit, in the unit of the class's distance.
+NEAR = {
+    "thermal_throttle": 6.0, "power_throttle": 0.1, "nvlink_saturation": 0.15, "memory_exhaustion": 6.0,
+    "straggler": 0.15,
+}  # fmt: skip
 PEERS = (
     "job_peers_difference", "node_peers_difference", "node_peers_near_ratio", "rack_peers_difference",
     "rack_peers_near_ratio", "node_neighbours_temp_c", "rack_neighbours_temp_c",

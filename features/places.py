@@ -12,8 +12,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.cleaning_live import Courses
-from features.conditions import CLASSES, QUANTITIES, JobState
-from features.ring import COARSE, Ring
+from features.conditions import CLASSES, COARSE, QUANTITIES
+from features.gangs import Gangs
+from features.job_state import JobState
+from features.ring import Ring
 from features.roster import Roster
 from features.thresholds import ThresholdBook
 
@@ -58,6 +60,7 @@ class GpuPlaces:
         self._before = np.zeros((0, len(CLASSES)), dtype=np.float32)
         self._limits: dict[str, NDArray[np.float32]] = book.arrays([])
         self._state = JobState()
+        self._gangs = Gangs()
 
     def _add(self, hosts: list[str]) -> None:
         old, self.count = self.count, self.count + len(hosts)
@@ -82,6 +85,7 @@ class GpuPlaces:
         self._ring.clear(index)
         self.latest[:, index], self._before[index], self._before_ts[index] = np.nan, np.nan, np.nan
         self.last_ts[index], self.since[index] = np.nan, np.nan
+        self._gangs.clear(index)
         self.gpu_index[index] = 0
         self.job[index], self._state.job[index] = -1, _NEVER
 
@@ -112,6 +116,7 @@ class GpuPlaces:
         for jobs in (self.job[:have], self._state.job[:have]):
             known = jobs >= 0
             jobs[known] = np.searchsorted(codes, jobs[known])
+        self._gangs.rename(have, np.asarray(codes, dtype=np.int64))
         return had - have
 
     def remembered(self) -> pl.DataFrame:
@@ -154,7 +159,7 @@ class GpuPlaces:
         """All that is kept per GPU along the first axis, but for the ring."""
         mine = (self.gpu_index, self.node, self.job, self.since, self.last_ts, self._before_ts, self._before)
         courses = self.courses.arrays() if self.courses is not None else []
-        return [*mine, *self._limits.values(), *vars(self._state).values(), *courses]
+        return [*mine, *self._limits.values(), *vars(self._state).values(), *self._gangs.arrays(), *courses]
 
     def _grow(self, wanted: int) -> None:
         if wanted <= len(self.node):
@@ -168,6 +173,7 @@ class GpuPlaces:
         self._limits = {name: _wider(values, size) for name, values in self._limits.items()}
         self._ring.grow(size)
         self._state.grow(size)
+        self._gangs.grow(size)
         if self.courses is not None:
             self.courses.grow(size)
 

@@ -9,8 +9,8 @@ the samples alone and not on the order in which they come, and a late sample goe
 newest sample of a cell of 12 s is the newest of its cell of 4 s too. A source that samples every 4 s or less often
 loses nothing of the near past, one of every 12 s or less often nothing at all.
 
-Of many quantities windows read the near past and, where that has none, the newest value before it. In the cells of 12 s
-those are kept in steps that are finer than exporters tell them, which takes half the memory.
+Many quantities are told in steps that are finer than exporters tell them, and kept as numbers of steps, which takes
+half the memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from features.conditions import QUANTITIES
+from features.conditions import MOST_STEPS, QUANTITIES
 
 Floats = NDArray[np.float32]
 Times = NDArray[np.float64]
@@ -36,13 +36,7 @@ SLOTS = NEAR_CELLS + FAR_CELLS
 # Cells of 12 s back at which the value of a minute ago is looked for, best first; nearer ones say nothing of a pace.
 PACE_CELLS = (5, 6, 4, 7, 3, 8, 9)
 _MOVED = 4_096  # rows moved at a time
-# Quantities of GPUs that the cells of 12 s keep in steps, and these; 32,767 of them either way is as far as they reach.
-COARSE = {
-    "gpu_temp_c": 1 / 128, "mem_temp_c": 1 / 128, "sm_clock_hz": 125e3, "nvlink_fill_ratio": 1e-4,
-    "step_ratio": 1 / 2048, "inlet_temp_c": 1 / 128,
-}  # fmt: skip
-_MOST = 32_767
-_NONE = np.int16(-_MOST - 1)  # not measured
+_NONE = np.int16(-MOST_STEPS - 1)  # not measured
 
 
 class Windows(NamedTuple):
@@ -128,7 +122,7 @@ class _Tier:
             gpu, slot, ts, values, util = gpu[newer], slot[newer], ts[newer], values[newer], util[newer]
         if len(self.coarse):
             self.values[gpu, slot] = values[:, self.fine]
-            steps = np.clip(np.rint(values[:, self.coarse] / self.step), -_MOST, _MOST)
+            steps = np.clip(np.rint(values[:, self.coarse] / self.step), -MOST_STEPS, MOST_STEPS)
             self.steps[gpu, slot] = np.where(np.isnan(steps), _NONE, steps)
         else:
             self.values[gpu, slot] = values
@@ -148,13 +142,13 @@ class Ring:
     Args:
         has_util: Whether utilisation is kept beside the quantities, for `use_util`.
         quantities: How many quantities a sample has: of GPUs, or fewer of nodes, ports and queues.
-        coarse: Quantities that the cells of 12 s keep in steps, by number, and these.
+        coarse: Quantities that are kept in steps, by number, and these; they are told in them too.
     """
 
     def __init__(
         self, *, has_util: bool, quantities: int = len(QUANTITIES), coarse: Mapping[int, float] | None = None
     ) -> None:
-        self.near = _Tier(NEAR_CELL_S, NEAR_CELLS, quantities, has_util=has_util)
+        self.near = _Tier(NEAR_CELL_S, NEAR_CELLS, quantities, has_util=has_util, coarse=coarse)
         self.far = _Tier(FAR_CELL_S, FAR_CELLS, quantities, has_util=has_util, coarse=coarse)
 
     def put(self, gpu: Ints, ts: Times, values: Floats, util: Floats) -> Flags:

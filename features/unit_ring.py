@@ -180,7 +180,7 @@ class UnitRing:
         """Indices of fresh things that deserve a close look."""
         n = self.count
         slot, ts = self._ring.minute_ago(self.last_ts[:n])
-        earlier = np.where(np.isnan(ts), np.float32(np.nan), self._ring.far.values[np.arange(n), slot, 0])
+        earlier = np.where(np.isnan(ts), np.float32(np.nan), self._ring.far_value(slot, 0))
         picked = unit_screen(self.bottleneck_class, self.latest[0, :n], earlier, self.last_ts[:n] - ts)
         return np.flatnonzero(picked & self.is_fresh(now_s))
 

@@ -122,6 +122,15 @@ _COLUMNS: tuple[Column, ...] = (
     _c("nvlink_error_total", F32, "NVLink replay, recovery and CRC errors", "errors", 0, 1e12),
     _c("step_time_s", F32, "Duration of the job's last training step, as the job reports it", "s", 1e-6, 86_400, 0.001),
     _c("communication_time_s", F32, "Part of the job's last step that waited for communication", "s", 0, 86_400, 0.001),
+    _c(
+        "own_step_time_s",
+        F32,
+        "Time that the rank on this GPU itself needed for the job's last step, without the wait for its gang",
+        "s",
+        1e-6,
+        86_400,
+        0.001,
+    ),
     # --- GPU health: counters and states that change seldom -----------------------------------------------
     _c("energy_total_j", F64, "Energy used since the driver was loaded", "J", 0, 1e15),
     _c(
@@ -364,7 +373,7 @@ GPU_QUANTITIES = (
     "mem_temp_c", "gpu_temp_margin_c", "sm_clock_hz", "mem_clock_hz", "nvlink_tx_bytes_per_s",
     "nvlink_rx_bytes_per_s", "pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s", "is_thermal_slowdown",
     "is_power_brake", "is_power_capped", "xid_last", "ecc_uncorrected_total", "remapped_rows_total",
-    "nvlink_error_total", "step_time_s",
+    "nvlink_error_total", "step_time_s", "own_step_time_s",
 )  # fmt: skip
 NODE_QUANTITIES = (
     "inlet_temp_c", "hall_temp_c", "node_power_w", "is_up", "host_mem_available_bytes", "host_mem_total_bytes",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from features.conditions import DISTANCE, INDEX
+from features.conditions import CLASSES, DISTANCE, INDEX
 from features.peers import NEAR, PEERS
 from features.phase import PHASE, phase_features
 from features.ports import PORTS
@@ -25,14 +25,21 @@ SHORT_S = 90.0  # the near past that trends are read from: 3 samples at the slow
 MID_S = 300.0
 FAR_S = 3600.0  # a time to the limit beyond this is as good as never
 # The screen: a GPU is looked at closely when it is this near, or would be at its limit within SCREEN_S at the pace of
-# the last minute. Healthy GPUs at full speed stay 10 °C and a quarter of the link away and on their memory plateau.
-SCREEN = {"thermal_throttle": 8.0, "nvlink_saturation": 0.25, "memory_exhaustion": 4.0}
+# the last minute. Healthy GPUs at full speed stay 10 °C, a quarter of the link and a tenth of their clock away, on
+# their memory plateau and near their gang.
+SCREEN = {
+    "thermal_throttle": 8.0, "power_throttle": 0.12, "nvlink_saturation": 0.25, "memory_exhaustion": 4.0,
+    "straggler": 0.2,
+}  # fmt: skip
 SCREEN_S = 240.0
 SCREEN_GROWTH_GIB = 0.25
 SCREEN_STEP_RATIO = 1.10
-# Changes smaller than these are noise: °C, ratio, GiB.
-TOLERANCE = {"thermal_throttle": 0.5, "nvlink_saturation": 0.02, "memory_exhaustion": 0.05}
-JOB_WINDOW = {"thermal_throttle": False, "nvlink_saturation": True, "memory_exhaustion": True}
+# Changes smaller than these are noise, in the unit of the class's distance.
+TOLERANCE = {
+    "thermal_throttle": 0.5, "power_throttle": 0.02, "nvlink_saturation": 0.02, "memory_exhaustion": 0.05,
+    "straggler": 0.02,
+}  # fmt: skip
+JOB_WINDOW = {name: name != "thermal_throttle" for name in CLASSES}  # of heat what was before the job counts too
 
 PRIMARY = (
     "last", "mean", "spread", "max", "min", "slope_short", "slope_mid", "slope_all", "residual_short",
@@ -40,7 +47,7 @@ PRIMARY = (
     "set_ratio", "rise_30s", "new_low",
 )  # fmt: skip
 _SECONDARY = (
-    "gpu_temp_c", "mem_temp_c", "gpu_power_w", "sm_clock_hz", "activity_ratio", "nvlink_fill_ratio",
+    "gpu_temp_c", "mem_temp_c", "gpu_power_w", "power_ratio", "sm_clock_hz", "activity_ratio", "nvlink_fill_ratio",
     "over_plateau_gib", "step_ratio", "inlet_temp_c",
 )  # fmt: skip
 STATS = ("last", "change", "slope")

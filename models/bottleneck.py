@@ -24,7 +24,7 @@ from models.trend import HORIZONS_S, TrendForecaster
 from models.unit_onsets import UNIT_MONOTONE, UNIT_PARAMETERS, UNIT_USED
 
 LEARNED = (*CLASSES, *UNIT_CLASSES)  # of GPUs, and of nodes, ports and queues
-FORMAT = 2  # 2: windows of ten minutes by cells of time
+FORMAT = 3  # 2: windows of ten minutes by cells of time; 3: power and clocks of GPUs, gangs
 CARD_FILE = "hazard.json"
 PARAMETERS: dict[str, Any] = {
     "objective": "binary", "learning_rate": 0.06, "num_leaves": 12, "min_data_in_leaf": 40, "max_bin": 127,
@@ -46,6 +46,12 @@ USED: dict[str, tuple[str, ...]] = {
         "activity_ratio_change", "mem_temp_c_change", "sm_clock_hz_change", "inlet_temp_c_change",
         "node_peers_difference", "node_peers_near_ratio", "job_peers_difference",
     ),
+    "power_throttle": (
+        *_COURSE, "gpu_power_w_change", "gpu_power_w_slope", "power_ratio_last", "power_ratio_change",
+        "sm_clock_hz_change", "sm_clock_hz_slope", "activity_ratio_last", "activity_ratio_change",
+        "step_ratio_last", "step_ratio_change", "node_peers_difference", "node_peers_near_ratio",
+        "job_peers_difference",
+    ),
     "nvlink_saturation": (
         *_COURSE, "nvlink_fill_ratio_last", "nvlink_fill_ratio_change", "step_ratio_last", "step_ratio_change",
         "step_ratio_slope", "activity_ratio_last", "activity_ratio_change", "gpu_power_w_change",
@@ -54,6 +60,11 @@ USED: dict[str, tuple[str, ...]] = {
     "memory_exhaustion": (
         *_COURSE, "over_plateau_gib_last", "over_plateau_gib_change", "activity_ratio_change",
         "node_peers_difference", "node_peers_near_ratio", "job_peers_difference",
+    ),
+    "straggler": (
+        *_COURSE, "step_ratio_last", "step_ratio_change", "step_ratio_slope", "sm_clock_hz_change",
+        "gpu_power_w_change", "activity_ratio_change", "node_peers_difference", "node_peers_near_ratio",
+        "job_peers_difference",
     ),
 }  # fmt: skip
 USED.update({name: (*_COURSE, *features) for name, features in UNIT_USED.items()})

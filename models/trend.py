@@ -23,7 +23,7 @@ DOUBTFUL = 0.05  # most that is said of a course that looks like a start or a re
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How a class moves, in the unit of its distance (°C, ratio, GiB).
+    """How a class moves, in the unit of its distance.
 
     Attributes:
         noise: Spread of one sample around its own course, at least.
@@ -44,8 +44,10 @@ class Course:
 # Chosen on simulated clusters of other seeds than those that scores are reported on.
 COURSES = {
     "thermal_throttle": Course(noise=1.0, fade_s=45.0, doubt=0.5, new_ground=2.0, job_age_s=300.0),
+    "power_throttle": Course(noise=0.02, fade_s=120.0, doubt=0.3, new_ground=0.03, job_age_s=180.0),
     "nvlink_saturation": Course(noise=0.04, fade_s=60.0, doubt=0.3, new_ground=0.10, job_age_s=300.0),
     "memory_exhaustion": Course(noise=0.3, fade_s=120.0, doubt=0.5, new_ground=1.0, job_age_s=180.0),
+    "straggler": Course(noise=0.03, fade_s=120.0, doubt=0.3, new_ground=0.05, job_age_s=180.0),
     "host_memory": Course(noise=0.01, fade_s=120.0, doubt=0.5, new_ground=0.05, job_age_s=0.0),
     "fabric_congestion": Course(noise=0.15, fade_s=90.0, doubt=0.4, new_ground=0.2, job_age_s=0.0),
     # Work arrives at once: a trend of waiting work says little.

@@ -13,13 +13,18 @@ from pathlib import Path
 
 import polars as pl
 
+from features.classes import GPU_CLASSES
 from models.event_report import EventReport, finite
 from pipelines.progress import Progress
 from pipelines.separators import separator_of_file
 
 KINDS = ("bottleneck", "level", "faults")
-GPU_CLASSES = ("thermal_throttle", "nvlink_saturation", "memory_exhaustion")
-CLASSES = {"shortage": "occupancy", "straggler": "timeline", **dict.fromkeys(GPU_CLASSES, "telemetry")}
+# Which files tell of a class; the first is the usual one.
+CLASSES: dict[str, tuple[str, ...]] = {
+    "shortage": ("occupancy",),
+    "straggler": ("timeline", "telemetry"),
+    **{name: ("telemetry",) for name in GPU_CLASSES if name != "straggler"},
+}
 PREDICTIONS, REPORT, PAGE = "predictions.parquet", "report.json", "report.html"
 _DEFAULT_HORIZONS = {"level": (30.0, 60.0, 120.0), "shortage": (120.0, 300.0)}
 
@@ -61,7 +66,7 @@ def run_event_backtest(
         EventBacktestError: Options do not fit together, or a file cannot be read.
         ValueError: The file cannot be backtested; the message says why.
     """
-    wanted = _wanted_file(kind, bottleneck_class, quantity)
+    wanted = _wanted_file(kind, bottleneck_class, quantity, files)
     _check_options(kind, wanted, files, bottleneck_class, quantity, horizons_s, gpu_model, nodes, refit_days)
     path = files[wanted]
     if path is None:
@@ -90,7 +95,9 @@ def run_event_backtest(
                 progress=_parts(progress),
             )
         else:
-            report = _bottleneck(frame, subject, horizons_s, gpu_model, refit_days, seed, threads, progress.stage)
+            report = _bottleneck(
+                frame, wanted, subject, horizons_s, gpu_model, refit_days, seed, threads, progress.stage
+            )
     write_outcome(report, out, {"file": path.name, "seed": seed}, path.stem)
     print(report.text())
     print(f"{report.predictions.height:,} predictions, figures and page in {out}: {PREDICTIONS}, {REPORT}, {PAGE}")
@@ -99,6 +106,7 @@ def run_event_backtest(
 
 def _bottleneck(
     frame: pl.DataFrame,
+    wanted: str,
     subject: str,
     horizons_s: tuple[float, ...] | None,
     gpu_model: str | None,
@@ -114,7 +122,7 @@ def _bottleneck(
         return onset_backtest.backtest_shortage(
             frame, horizons_s=chosen, refit_days=refit_days, seed=seed, threads=threads, step=step
         )
-    if subject == "straggler":
+    if wanted == "timeline":
         return onset_backtest.backtest_straggler(frame, seed=seed, step=step)
     from models.gpu_onset_backtest import backtest_telemetry
 
@@ -125,7 +133,9 @@ def _parts(progress: Progress) -> Callable[[int, int], None]:
     return lambda done, total: progress(done, total, 1)
 
 
-def _wanted_file(kind: str, bottleneck_class: str | None, quantity: str | None) -> str:
+def _wanted_file(
+    kind: str, bottleneck_class: str | None, quantity: str | None, files: Mapping[str, Path | None]
+) -> str:
     """Which file a kind reads."""
     if kind not in KINDS:
         raise EventBacktestError(f"no backtest {kind!r}; there are: {', '.join(KINDS)}")
@@ -139,7 +149,8 @@ def _wanted_file(kind: str, bottleneck_class: str | None, quantity: str | None) 
         raise EventBacktestError(f"backtest bottleneck needs --class NAME, one of: {', '.join(CLASSES)}")
     if bottleneck_class not in CLASSES:
         raise EventBacktestError(f"no class {bottleneck_class!r}; classes: {', '.join(CLASSES)}")
-    return CLASSES[bottleneck_class]
+    choices = CLASSES[bottleneck_class]
+    return next((name for name in choices if files.get(name) is not None), choices[0])
 
 
 def _check_options(
@@ -162,7 +173,7 @@ def _check_options(
         "--class": kind == "bottleneck",
         "--quantity": kind == "level",
         "--horizons": kind == "level" or bottleneck_class == "shortage",
-        "--gpu-model": bottleneck_class in GPU_CLASSES,
+        "--gpu-model": bottleneck_class in GPU_CLASSES and wanted == "telemetry",
         "--nodes": kind == "faults",
         "--refit-days": kind == "faults" or bottleneck_class == "shortage",
     }

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import polars as pl
 
-from features.conditions import LABEL_INPUTS
+from features.conditions import INPUTS
 from features.label_fabric import LOADS, RATES
 from features.label_hosts import COLUMNS as HOST_COLUMNS
 from features.labels import label_bottlenecks, label_ranks, label_shortages
@@ -34,7 +34,7 @@ _STEP = timedelta(minutes=5)
 _PIECE = timedelta(hours=2)
 MAX_SAMPLES = 3_000_000  # rows held at once: about 1 GB with what the rules make of them
 PORT_COLUMNS = (*LOADS, *RATES, "speed_bytes_per_s")
-_COLUMNS = tuple(name for name in LABEL_INPUTS if name in GPU_QUANTITIES)
+_COLUMNS = tuple(name for name in INPUTS if name in GPU_QUANTITIES)
 
 
 def derive_labels(

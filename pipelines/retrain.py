@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from features.conditions import LABEL_INPUTS
+from features.conditions import INPUTS
 from features.unit_conditions import LOADS, RATES
 from features.vocabulary import GPU_KEYS, GPU_QUANTITIES, PORT_KEYS
 from models.registry import Registry
@@ -134,7 +134,7 @@ def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) ->
     chosen = "" if nodes is None else " AND node = ANY(?)"
     parameters = [cluster, since, now, *([] if nodes is None else [nodes])]
     where = f'WHERE "cluster" = ? AND ts >= ? AND ts < ?{chosen}'
-    names = ", ".join((*GPU_KEYS, *(name for name in LABEL_INPUTS if name in GPU_QUANTITIES)))
+    names = ", ".join((*GPU_KEYS, *(name for name in INPUTS if name in GPU_QUANTITIES)))
     interval_s = settings.cluster(cluster).exporter_interval_s
     return {
         "samples": reader.query(f"SELECT {names} FROM core_gpu_samples {where} ORDER BY gpu_uuid, ts", parameters),

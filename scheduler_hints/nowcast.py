@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from features.classes import CLASSES, GPU_CLASSES
 from features.cleaning_live import Courses
-from features.conditions import CLASSES
 from features.port_course import PortRates
 from features.telemetry import RingWindow
 from features.thresholds import ThresholdBook
@@ -314,7 +314,7 @@ class Nowcast:
         excluded = self._excluded()
         scores = []
         broken: dict[str, None] = {}  # in order, each once
-        for name in CLASSES:
+        for name in GPU_CLASSES:
             gpus = self.window.screened(name, now_s)
             if excluded is not None:
                 gpus = gpus[~excluded[gpus]]

@@ -25,10 +25,13 @@ from scheduler_hints.node_state import node_condition
 from scheduler_hints.schema import Bottleneck, JobForecast, NodeRisk, ReservationPlan, Window
 from scheduler_hints.windows import bounding_job
 
-# Memory runs out by the job's own doing: other nodes do not help it.
-_NODE_CLASSES = frozenset({"thermal_throttle", "nvlink_saturation"})
 _LEAD_S = 60.0  # a hold begins this long before the job is expected, or now
-_WORDS = {"thermal_throttle": "thermal throttling", "nvlink_saturation": "NVLink saturation"}
+# Memory runs out by the job's own doing: other nodes do not help it.
+_WORDS = {
+    "thermal_throttle": "thermal throttling", "power_throttle": "power throttling",
+    "nvlink_saturation": "NVLink saturation", "straggler": "a slow rank",
+}  # fmt: skip
+_NODE_CLASSES = frozenset(_WORDS)
 
 
 class PlanError(ValueError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from features.straggler import SLOW_RATIO
 from features.windows import FeatureBlock
 from scheduler_hints.schema import HORIZONS_S
 
@@ -27,7 +28,7 @@ def reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
     value = {
         name: float(block.column(name)[row])
         for name in ("last", "slope_short", "gpu_temp_c_last", "nvlink_fill_ratio_last", "step_ratio_last",
-                     "over_plateau_gib_last", "inlet_temp_c_last")
+                     "over_plateau_gib_last", "inlet_temp_c_last", "gpu_power_w_last", "sm_clock_hz_last")
     }  # fmt: skip
     known = {name: not np.isnan(number) for name, number in value.items()}
     per_min = value["slope_short"] * 60
@@ -42,6 +43,14 @@ def reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
         return text + (
             f", steps take {value['step_ratio_last']:.2f} × the job's own" if known["step_ratio_last"] else ""
         )
+    if block.bottleneck_class == "power_throttle":
+        text = "held back by power" if is_active else f"{value['last']:.0%} of its usual clock above being held back"
+        text += f", {value['sm_clock_hz_last'] / 1e9:.2f} GHz" if known["sm_clock_hz_last"] else ""
+        text += f" at {value['gpu_power_w_last']:.0f} W" if known["gpu_power_w_last"] else ""
+        return text + (f", {per_min:+.0%}/min" if known["slope_short"] else "")
+    if block.bottleneck_class == "straggler":
+        text = f"steps take {SLOW_RATIO - value['last']:.2f} × the gang's"
+        return text + (f", {-per_min:+.2f}/min" if known["slope_short"] else "")
     free = value["last"] + 1  # the limit is 1 GiB of free memory
     text = f"{max(free, 0):.1f} GiB of device memory free"
     text += (

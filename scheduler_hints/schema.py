@@ -11,7 +11,9 @@ from typing import Literal
 
 import msgspec
 
-BottleneckClass = Literal["thermal_throttle", "nvlink_saturation", "memory_exhaustion"]
+from features.classes import GpuClass
+
+BottleneckClass = GpuClass
 Scope = Literal["gpu", "link", "node", "job", "rack", "pod", "cluster", "queue"]
 Severity = Literal["page", "ticket", "info"]
 Action = Literal["reserve", "retry_elsewhere", "throttle", "drain_after_job", "none"]

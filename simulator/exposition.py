@@ -122,7 +122,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )  # fmt: skip
 
-STEP_TIME = "weatherglass_step_time_seconds"
+STEP_TIMES = (
+    ("weatherglass_step_time_seconds", "step_time_s", "Duration of the last training step, as the job reports it."),
+    (
+        "weatherglass_own_step_time_seconds",
+        "own_step_time_s",
+        "Time that this rank itself needed for it, without its wait for the others.",
+    ),
+)
 
 
 class Exposition:
@@ -186,15 +193,15 @@ class Exposition:
         tail = []
         steps = taken.gpu["step_time_s"][g]
         if not np.isnan(steps).all():
-            tail.append(f"# HELP {STEP_TIME} Duration of the last training step, as the job reports it.")
-            tail.append(f"# TYPE {STEP_TIME} gauge")
             jobs = [self.cluster.jobs.get(int(code)) for code in taken.job_ids[g]]
             names = ["" if job is None else _escape(job.job_id) for job in jobs]
-            for k in np.flatnonzero(~np.isnan(steps) & taken.is_seen[g]).tolist():
-                label = f',hpc_job="{names[k]}"' if names[k] else ""
-                host = self.cluster.topology.node_names[node]
-                uuid = self.cluster.topology.uuids[g.start + k]
-                tail.append(f'{STEP_TIME}{{gpu="{k}",UUID="{uuid}",Hostname="{host}"{label}}} {steps[k]:.3f}')
+            host, uuids = self.cluster.topology.node_names[node], self.cluster.topology.uuids[g]
+            for metric, column, meaning in STEP_TIMES:
+                told = taken.gpu[column][g]
+                tail += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge"]
+                for k in np.flatnonzero(~np.isnan(told) & taken.is_seen[g]).tolist():
+                    label = f',hpc_job="{names[k]}"' if names[k] else ""
+                    tail.append(f'{metric}{{gpu="{k}",UUID="{uuids[k]}",Hostname="{host}"{label}}} {told[k]:.3f}')
             physics = self.cluster.physics
             tail += rank_lines(node, taken, physics.steps, names, physics.rank)
         tail += host_lines(node, taken)

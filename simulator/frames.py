@@ -118,6 +118,7 @@ def sample(cluster: SimulatedCluster) -> Sample:
         "remapped_rows_total": physics.remapped.copy(),
         "nvlink_error_total": physics.nvlink_errors.copy(),
         "step_time_s": step,
+        "own_step_time_s": _own_steps(cluster),
         "throttle_bits": bits,
         "energy_mj": np.floor(physics.energy_mj),
     }
@@ -135,7 +136,7 @@ def sample(cluster: SimulatedCluster) -> Sample:
     }  # fmt: skip
     return Sample(
         now, gpu, is_up[physics.node_of] & ~physics.is_lost, physics.job_code.copy(), node, is_up,
-        ports, cluster.counters.read(now, ports), _own_steps(cluster),
+        ports, cluster.counters.read(now, ports), gpu["own_step_time_s"],
     )  # fmt: skip
 
 
@@ -175,7 +176,7 @@ def gpu_frame(cluster: SimulatedCluster) -> pl.DataFrame:
         "job_id": pl.Series([names.get(int(i)) for i in taken.job_ids[seen]], dtype=pl.String),
     }
     columns |= {name: values[seen] for name, values in taken.gpu.items() if name in wanted}
-    frame = pl.DataFrame(columns).with_columns(pl.col("step_time_s").fill_nan(None))
+    frame = pl.DataFrame(columns).with_columns(pl.col("step_time_s", "own_step_time_s").fill_nan(None))
     return conform(frame, "raw_gpu_samples")
 
 

@@ -116,7 +116,8 @@ class Recorder:
                 step = COLUMNS[name].resolution
                 flat = np.round(flat / step) * step
             columns[name] = pl.Series(flat, dtype=COLUMNS[name].dtype)
-        frame = conform(pl.DataFrame(columns).with_columns(pl.col("step_time_s").fill_nan(None)), "raw_gpu_samples")
+        steps = pl.col("step_time_s", "own_step_time_s").fill_nan(None)
+        frame = conform(pl.DataFrame(columns).with_columns(steps), "raw_gpu_samples")
         self._write("gpu", frame)
         self.rows += frame.height
         up = self._up[:, :k].ravel()

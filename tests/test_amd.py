@@ -131,7 +131,7 @@ def test_advice_names_metrics_of_the_exporter_that_is_there() -> None:
     )
     assert "nvidia_gpu_exporter cannot tell it; DCGM_FI_" in smi["nvlink_saturation"]
     amd = said("gpu_gfx_activity", "gpu_xgmi_link_tx", "gpu_junction_temperature")
-    assert amd.keys() == {"thermal_throttle", "memory_exhaustion"}, "links are summed up"
+    assert amd.keys() == {"thermal_throttle", "power_throttle", "memory_exhaustion"}, "links are summed up"
     assert "enable gpu_used_vram in device-metrics-exporter" in amd["memory_exhaustion"]
     assert "gpu_violation_" in amd["thermal_throttle"]
     both = said("gpu_gfx_activity", "DCGM_FI_DEV_GPU_UTIL")["memory_exhaustion"]

@@ -22,7 +22,9 @@ def test_frames_of_a_seed_are_what_they_were() -> None:
         cluster.step()
         if i % 40 == 0:
             for frame in (cluster.gpu_frame(), cluster.node_frame(), cluster.port_frame(), cluster.rank_frame()):
-                told = frame.select(sorted(name for name in frame.columns if frame[name].null_count() < frame.height))
+                told = frame.select(
+                    sorted(n for n in frame.columns if frame[n].null_count() < frame.height and n != "own_step_time_s")
+                )  # fmt: skip  # own steps stand in the frame of ranks
                 digest.update(told.write_csv(float_precision=2).encode())
     digest.update(cluster.jobs_frame().write_csv().encode() + cluster.faults_frame().write_csv().encode())
     assert len(cluster.faults) >= 5, "node faults are part of it"

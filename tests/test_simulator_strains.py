@@ -39,7 +39,7 @@ class Watched:
 
     def labels(self) -> pl.DataFrame:
         gpu, node, port, rank = (pl.concat(frames) for frames in self.frames.values())
-        gpu = gpu.drop("mig_instance", "mig_profile", "unknown_flags")
+        gpu = gpu.drop("mig_instance", "mig_profile", "unknown_flags", "own_step_time_s")  # ranks say it
         found = label_bottlenecks(gpu, self.world.jobs_frame(), BOOK, node_samples=node, ports=port)
         return pl.concat([found, label_ranks(rank)])
 

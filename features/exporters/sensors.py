@@ -15,9 +15,11 @@ _WHOLE = (("name", r"(?i)pwr consumption|sys.*(pwr|power)|total.*power"),)
 _ipmi = family("ipmi_exporter", "ipmi_", entity="node")
 _host = family("node_exporter", "node_", entity="node")
 _idrac = family("idrac_exporter", "idrac_", entity="node")
+_job = family("weatherglass", "weatherglass_")
 
 ROWS: tuple[Metric, ...] = (
-    *family("weatherglass", "weatherglass_")("step_time_seconds", "step_time_s", meaning="written by the job itself"),
+    *_job("step_time_seconds", "step_time_s", meaning="written by the job itself"),
+    *_job("own_step_time_seconds", "own_step_time_s", meaning="of a rank, before it waits for its gang"),
     *_ipmi("temperature_celsius", "inlet_temp_c", where=INLET),
     *_idrac("sensors_temperature", "inlet_temp_c", rank=1, where=INLET),
     *_ipmi("temperature_celsius", "hall_temp_c", where=HALL),

@@ -14,6 +14,7 @@ from pipelines.words import counted
 # What a class of bottleneck cannot be foreseen without.
 _WANTED = {
     "thermal_throttle": ("gpu_temp_c", "is_thermal_slowdown"),
+    "power_throttle": ("is_power_capped", "sm_clock_hz"),
     "nvlink_saturation": ("nvlink_tx_bytes_per_s",),
     "memory_exhaustion": ("fb_used_bytes",),
 }
