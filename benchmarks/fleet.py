@@ -5,6 +5,7 @@ Here belongs what is measured with, not what is measured.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -38,7 +39,14 @@ class Fleet:
         self.memory = rng.uniform(40, 74, gpus)
         bad = rng.choice(gpus, max(5, int(share * gpus)), replace=False)
         self.hot, self.linked, self.leaking, self.held, self.lagging = np.array_split(bad, 5)
-        self.troubled = len(bad)
+
+    def troubled(self, classes: Collection[str]) -> int:
+        """GPUs that come near a limit of one of these classes."""
+        groups = {
+            "thermal_throttle": self.hot, "nvlink_saturation": self.linked, "memory_exhaustion": self.leaking,
+            "power_throttle": self.held, "straggler": self.lagging,
+        }  # fmt: skip
+        return sum(len(gpus) for name, gpus in groups.items() if name in classes)
 
     def at(self, tick: int) -> datetime:
         return self.start + timedelta(seconds=INTERVAL_S * tick)

@@ -67,6 +67,7 @@ def measure(gpus: int, share: float, *, has_text: bool) -> dict[str, float]:
         share: Of them that are in trouble.
         has_text: Whether samples come as exporters' text, which is decoded, as by scrapes.
     """
+    from features.conditions import CLASSES
     from scheduler_hints.nowcast import Nowcast, NowcastConfig
     from scheduler_hints.snapshot import Publisher
 
@@ -104,7 +105,7 @@ def measure(gpus: int, share: float, *, has_text: bool) -> dict[str, float]:
             # The first page of each node is parsed label by label; what counts each tick is the second and later ones.
             out["decode first"] = laps["decode"][0]
         out["screened"] = float(sum(status["screened"].values()))
-        out["troubled"] = float(fleet.troubled)
+        out["troubled"] = float(fleet.troubled(CLASSES))
         out["bottlenecks"] = float(status["bottlenecks"])
         out["ring_mib"] = status["ring_bytes"] / 2**20
         out["problems"] = float(len(status["problems"]))

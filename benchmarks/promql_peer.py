@@ -70,6 +70,8 @@ def _fill(url: str, fleet: Fleet, at_s: float) -> None:
         "X-Prometheus-Remote-Write-Version": "0.1.0",
     }  # fmt: skip
     for name, column, scale in PAGE:
+        if column not in LIMITS:
+            continue
         if column == "fb_free_bytes":
             slots = [t["fb_total_bytes"] - t["fb_used_bytes"] - t["fb_reserved_bytes"] for t in ticks]
         else:
@@ -112,6 +114,7 @@ def measure(gpus: int, rounds: int = 3) -> dict[str, float] | None:
             queries = [
                 f"predict_linear({metric}[10m], {horizon_s}) {LIMITS[column]}"
                 for metric, column, _ in PAGE
+                if column in LIMITS
                 for horizon_s in HORIZONS_S
             ]
             held = _ask(server.url, 'count({__name__=~".+",UUID=~".+"})', at_s)

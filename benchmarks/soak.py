@@ -177,7 +177,7 @@ def measure(gpus: int, hours: float) -> dict[str, float]:
         root = Path(folder)
         nowcast = Nowcast(
             "soak", Publisher(root, "soak", clock=lambda: moment), NowcastConfig(tick_s=TICK_S),
-            registry=learned(root / "registry"),
+            registry=learned(root / "registry"), clock=time.process_time,
         )  # fmt: skip
         for tick in range(ticks):
             fleet.step(tick)
