@@ -12,6 +12,11 @@ import polars as pl
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dashboards.bottlenecks_page import read_list
+from dashboards.filters import Filters
+from dashboards.foresight import probability
+from dashboards.hints_reading import HintsReader
+from dashboards.reading import Cache
 from features.conditions import CLASSES
 from features.port_course import PortRates
 from scheduler_hints.filters import select
@@ -208,6 +213,22 @@ def test_horizons_that_are_too_short_are_not_offered(actionable_s, horizon_s, ke
     assert list(hint.probabilities) == [str(h) for h in kept] == [str(h) for h in offered_horizons(actionable_s)]
     assert {**hint.too_short, **hint.probabilities} == P  # for people nothing is lost
     assert hint.is_actionable
+
+
+def test_pages_still_show_what_is_not_offered():
+    (hint,) = offered([bottleneck(horizon_s=30, probability=0.6, probabilities=P)], 60, 0.5)
+    item = msgspec.to_builtins(hint)
+    assert [probability(item, h) for h in HORIZONS_S] == list(P.values())
+    calls = []
+
+    def hints(path, params):
+        calls.append((path, params))
+        raise ConnectionError("not here")
+
+    context = SimpleNamespace(clock=lambda: at(0), cache=Cache(), hints=HintsReader(hints))
+    for kind in ("bottlenecks", "node-risks"):
+        assert read_list(context, kind, Filters({})).freshness == "down"
+    assert calls == [("/v1/bottlenecks", {"audience": "people"}), ("/v1/node-risks", {})]
 
 
 def test_a_later_horizon_stays_and_one_under_hysteresis_keeps_the_longest():
