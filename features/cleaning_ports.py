@@ -18,12 +18,12 @@ from features.vocabulary import PORT_KEYS, PORT_RATES, PORT_STATES
 
 PORT = ("cluster", "node", "device", "port")
 # A rate is a mean: over a longer silence it would hide whatever happened.
-_MAX_GAP = timedelta(minutes=15)
+MAX_GAP = timedelta(minutes=15)
 # Rounded scrape times let a rate pass the speed; four times too much is a counter of words read as bytes, or the like.
-_OVER_SPEED = 1.5
-_DATA_RATES = ("tx_bytes_per_s", "rx_bytes_per_s")
+OVER_SPEED = 1.5
+DATA_RATES = ("tx_bytes_per_s", "rx_bytes_per_s")
 # A counter that begins anew begins near 0. One that falls by less than this share was read earlier than it is stamped.
-_DIP = 0.1
+DIP = 0.1
 
 
 def port_rates(samples: pl.DataFrame, findings: list[pl.DataFrame], *, gaps: bool = False) -> pl.DataFrame:
@@ -50,8 +50,8 @@ def port_rates(samples: pl.DataFrame, findings: list[pl.DataFrame], *, gaps: boo
     if late.any():
         rows = pl.concat([rows, samples.filter(late).select(*PORT_KEYS, *PORT_STATES)], how="diagonal")
         rows = rows.sort(*PORT, "ts")
-    for name in _DATA_RATES:
-        over = (pl.col(name) > _OVER_SPEED * pl.col("speed_bytes_per_s")) & (pl.col("speed_bytes_per_s") > 0)
+    for name in DATA_RATES:
+        over = (pl.col(name) > OVER_SPEED * pl.col("speed_bytes_per_s")) & (pl.col("speed_bytes_per_s") > 0)
         rows = without(rows, rows.select(over).to_series(), name, "above_speed", findings)
     return bounded(rows, PORT_RATES.values(), findings)
 
@@ -65,7 +65,7 @@ def _late(rows: pl.DataFrame) -> pl.Series:
     late = pl.repeat(False, len(rows), eager=True)
     for name in PORT_RATES:
         value, known = pl.col(name), rows.select("ts", *PORT, name).with_row_index("_row").drop_nulls(name)
-        begins = ~goes_on | (value < (1 - _DIP) * value.shift())
+        begins = ~goes_on | (value < (1 - DIP) * value.shift())
         known = known.with_columns(begins.fill_null(True).cum_sum().alias("_run"))
         low = known.filter(value < value.cum_max().over("_run"))["_row"]
         if len(low):
@@ -74,7 +74,7 @@ def _late(rows: pl.DataFrame) -> pl.Series:
 
 
 def _rates(samples: pl.DataFrame) -> pl.DataFrame:
-    rows = counter_deltas(samples, list(PORT_RATES), keys=PORT, max_gap=_MAX_GAP)
+    rows = counter_deltas(samples, list(PORT_RATES), keys=PORT, max_gap=MAX_GAP)
     seconds = (pl.col("ts") - pl.col("ts").shift()).dt.total_microseconds() / 1e6
     return rows.with_columns(
         (pl.col(f"{counter}_increase") / seconds).cast(pl.Float32).alias(rate) for counter, rate in PORT_RATES.items()

@@ -1,0 +1,94 @@
+"""Rates of network ports from one reading to the next: what `features/cleaning_ports.py` gives, a reading at a time.
+
+Here belongs what is remembered of each port's counters between readings; the rules stand with the cleaning, and a test
+holds that both give the same rates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.cleaning_bounds import bounded
+from features.cleaning_ports import DATA_RATES, DIP, MAX_GAP, OVER_SPEED
+from features.vocabulary import PORT_RATES, conform
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_KEYS = ("node", "device", "port")
+
+
+class PortRates:
+    """Counters of ports as last read."""
+
+    def __init__(self) -> None:
+        self._index: dict[tuple[str | None, ...], int] = {}
+        self._seen: tuple[list[pl.Series], Ints] | None = None
+        self._ts = np.zeros(0)
+        self._counts = np.zeros((len(PORT_RATES), 0))
+
+    def rates(self, raw: pl.DataFrame) -> pl.DataFrame:
+        """Rates since the reading before.
+
+        Args:
+            raw: Rows of `raw_port_samples` columns, any number per port; the newest of each counts.
+
+        Returns:
+            Rows in the columns of `core_port_samples`, of ports that have a newer sample than before: no rates at the
+            first, after a quarter of an hour of silence, and where a counter is a little behind the sample before.
+        """
+        frame = conform(raw.drop_nulls(["ts", "node"]), "raw_port_samples")
+        if not frame.height:
+            return conform(frame.select("ts", "cluster", *_KEYS), "core_port_samples")
+        unit = self._units(frame)
+        if len(np.unique(unit)) != len(unit):
+            frame = frame.sort("ts").unique(_KEYS, keep="last", maintain_order=True)
+            unit = self._units(frame)
+        ts = frame["ts"].dt.epoch("us").to_numpy() / 1e6
+        newer = ~(ts <= self._ts[unit])
+        if not newer.all():
+            frame, unit, ts = frame.filter(newer), unit[newer], ts[newer]
+        frame = bounded(frame, (*PORT_RATES, "speed_bytes_per_s"), [])
+        counts = np.stack([frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in PORT_RATES])
+        before, elapsed = self._counts[:, unit], ts - self._ts[unit]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            is_late = ((counts < before) & (counts >= (1 - DIP) * before)).any(axis=0)
+            grown = np.where(counts >= before, counts - before, counts)  # a counter that falls began anew
+            rates = np.where(np.isnan(before), np.nan, grown) / elapsed
+            rates[:, ~(elapsed <= MAX_GAP.total_seconds()) | is_late] = np.nan
+            speed = frame["speed_bytes_per_s"].cast(pl.Float64).fill_null(np.nan).to_numpy()
+            for i, name in enumerate(PORT_RATES.values()):
+                if name in DATA_RATES:
+                    rates[i, (rates[i] > OVER_SPEED * speed) & (speed > 0)] = np.nan
+        kept = ~is_late  # the next is beside the one before
+        self._ts[unit[kept]], self._counts[:, unit[kept]] = ts[kept], counts[:, kept]
+        names = list(PORT_RATES.values())
+        columns = [pl.Series(name, rate).fill_nan(None) for name, rate in zip(names, rates, strict=True)]
+        out = conform(frame.drop(*PORT_RATES, "unknown_flags").with_columns(columns), "core_port_samples")
+        return bounded(out, names, [])
+
+    def _units(self, frame: pl.DataFrame) -> Ints:
+        columns = [frame[name] for name in _KEYS]
+        seen = self._seen
+        if seen is not None and all(a.equals(b) for a, b in zip(seen[0], columns, strict=True)):
+            return seen[1]
+        names = list(zip(*(column.to_list() for column in columns), strict=True))
+        for name in names:
+            self._index.setdefault(name, len(self._index))
+        room = len(self._index) - len(self._ts)
+        if room > 0:
+            self._ts = np.concatenate((self._ts, np.full(room, np.nan)))
+            self._counts = np.concatenate((self._counts, np.full((len(PORT_RATES), room), np.nan)), axis=1)
+        unit = np.fromiter((self._index[name] for name in names), dtype=np.int64, count=len(names))
+        self._seen = (columns, unit)
+        return unit
+
+    def forget(self, before_s: float) -> None:
+        """Give up ports that have not been read since a moment."""
+        keep = np.flatnonzero(self._ts >= before_s)
+        if len(keep) < len(self._ts):
+            names = list(self._index)
+            self._index = {names[old]: new for new, old in enumerate(keep.tolist())}
+            self._ts, self._counts, self._seen = self._ts[keep], self._counts[:, keep], None
