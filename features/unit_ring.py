@@ -212,6 +212,19 @@ class UnitRing:
         for name, values in book.arrays([node or "" for node in self.nodes]).items():
             self._limits[name][: self.count] = values
 
+    def recall(self, names: list[str], memory: QueueMemory) -> None:
+        """Take up queues as a former process remembered them; nothing is there yet of their last minutes.
+
+        Args:
+            names: Queues; those that have been seen already stay as they are.
+            memory: What is remembered of each.
+        """
+        if self.count or not names:
+            return
+        self._places(pl.DataFrame({self.kind.keys[0]: names}))
+        for name, values in vars(self.memory).items():
+            values[: len(names)] = getattr(memory, name)
+
     def forget(self, now_s: float, after_s: float = FORGET_S) -> int:
         """Give up things that have been silent; indices change, none taken before is valid after a return above 0."""
         keep = np.flatnonzero(now_s - self.last_ts[: self.count] <= after_s)

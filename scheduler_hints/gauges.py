@@ -46,6 +46,7 @@ def _bottlenecks(cluster: str, items: Iterable[Bottleneck]) -> Iterable[Gauge]:
         labels = {
             "cluster": cluster, "bottleneck_class": item.bottleneck_class, "scope": item.scope, "node": item.node,
             "gpu_uuid": item.gpu_uuid, "rack": item.rack, "pod": item.pod, "severity": item.severity,
+            "unit": item.unit,  # of links and queues, which no other label tells apart
         }  # fmt: skip
         if item.is_active:
             yield _gauge("weatherglass_bottleneck_active", labels, 1, item.probability)

@@ -24,6 +24,8 @@ from features.cleaning_live import Courses
 from features.port_course import PortRates
 from features.telemetry import RingWindow
 from features.thresholds import ThresholdBook
+from features.unit_conditions import UNIT_CLASSES
+from features.windows import FeatureBlock
 from models.registry import Registry, RegistryError
 from models.trend import BottleneckForecaster, TrendForecaster
 from scheduler_hints.episodes import Episodes, Scored
@@ -35,13 +37,15 @@ from scheduler_hints.pace import Pace
 from scheduler_hints.places import Places
 from scheduler_hints.schema import Bottleneck, NodeRisk, ReservationPlan, Snapshot
 from scheduler_hints.snapshot import Publisher, SnapshotError, read_snapshot, snapshot_path, write_atomically
+from scheduler_hints.unit_nowcast import UnitNowcast
 
 log = logging.getLogger(__name__)
 
 TASK = "bottleneck"
 MARGIN_S = 5.0  # how much later than its interval a sample may come and still be in time
 JOBS = "nowcast-jobs.parquet"
-REMEMBER_EVERY_S = 60.0  # what is remembered of jobs is written down for the next run
+QUEUES = "queue-memory.json"
+REMEMBER_EVERY_S = 60.0  # what is remembered of jobs and queues is written down for the next run
 FORGET_EVERY_S = 600.0  # how often places of GPUs that are gone are given up
 FATAL = (SystemExit, KeyboardInterrupt, GeneratorExit)
 """What ends a process on purpose. All else must not, a panic of a library in Rust included, which is no `Exception`."""
@@ -108,6 +112,8 @@ class Nowcast:
         self.window = RingWindow(book, stale_s=self.config.stale_s, courses=Courses())
         self.journal = Journal(publisher.root, cluster)
         self.episodes = Episodes(cluster, self.config.publish_probability, stale_keep_s=2 * self.config.tick_s)
+        queue_stale_s = max(self.config.stale_s, 2 * self.config.jobs_period_s + MARGIN_S)
+        self.units = UnitNowcast(book, self.config.stale_s, queue_stale_s)
         self.inventory = Inventory()
         self.problems: dict[str, str] = {}
         self.timings_s: dict[str, float] = {}
@@ -128,6 +134,8 @@ class Nowcast:
         self._champion: str | None = None
         self._forgot_s = 0.0
         self._remembered_s = 0.0
+        self._broken: dict[str, None] = {}  # models that gave no forecast at this tick, in order, each once
+        self._recall_queues()
         self._resume()
         self._reload()  # a model's libraries take seconds to load: not in the first tick
 
@@ -159,6 +167,7 @@ class Nowcast:
         now_s = received_at.timestamp() if received_at is not None else None
         rates = self._port_rates.take(port, received_at) if port is not None and port.height else None
         taken = self.window.observe(gpu, node, self.inventory.only_job, port=rates, now_s=now_s)
+        self.units.observe(node, rates, self.window, now_s)
         self._note_ahead(self.window.ahead)
         if taken and received_at is not None:
             self.last_received_at = received_at
@@ -209,11 +218,14 @@ class Nowcast:
             self.problems["remembered"] = str(error)
         else:
             self.problems.pop("remembered", None)
+        self._remember_queues()
 
     def warm(self, gpu: pl.DataFrame, node: pl.DataFrame | None = None, *, port: pl.DataFrame | None = None) -> int:
         """Fill the windows with recent history from the store or the spool, oldest first; before the first tick."""
         rates = self._port_rates.take(port) if port is not None and port.height else None
-        return self.window.observe(gpu, node, self.inventory.only_job, port=rates) if gpu.height else 0
+        taken = self.window.observe(gpu, node, self.inventory.only_job, port=rates) if gpu.height else 0
+        self.units.observe(node, rates, self.window, None)
+        return taken
 
     def observe_jobs(
         self,
@@ -237,10 +249,13 @@ class Nowcast:
         self.jobs_at = observed_at or datetime.now(UTC)
         inventory = Inventory.read(jobs, nodes)
         if inventory.model != self.inventory.model:
-            self.window.set_book(ThresholdBook.from_nodes(nodes, overrides=self._overrides))
+            book = ThresholdBook.from_nodes(nodes, overrides=self._overrides)
+            self.window.set_book(book)
+            self.units.set_book(book)
         if inventory.rack != self.inventory.rack:
             self.window.set_racks(inventory.rack)
         self.inventory = inventory
+        self.units.observe_jobs(jobs, nodes, self.jobs_at)
         self.spent("jobs", self.clock() - began)
 
     # --- the tick -------------------------------------------------------------------------------------------
@@ -269,6 +284,8 @@ class Nowcast:
         mark = lap("reload", began)
         age = self.window.age_s(now_s)[self.window.is_fresh(now_s)]
         scores = self._score(now_s)
+        scores += self.units.score(now_s, self._forecast, self.inventory.excluded)
+        self._note("model", "; ".join(self._broken) or None)
         scored = mark = lap("score", mark)
         # Before anything is published: what is said now must hold until the next tick, however late that comes.
         self.pace.foresee(before_s + scored - began + self._after_s)
@@ -296,6 +313,7 @@ class Nowcast:
         if abs(read_s - self._forgot_s) >= FORGET_EVERY_S:
             self._forgot_s = read_s
             self.window.forget(read_s)
+            self.units.forget(read_s)
         return status
 
     def _actionable_s(self, age: np.ndarray) -> float | None:
@@ -313,28 +331,29 @@ class Nowcast:
     def _score(self, now_s: float) -> list[Scored]:
         excluded = self._excluded()
         scores = []
-        broken: dict[str, None] = {}  # in order, each once
+        self._broken.clear()
         for name in GPU_CLASSES:
             gpus = self.window.screened(name, now_s)
             if excluded is not None:
                 gpus = gpus[~excluded[gpus]]
             block = self.window.features(gpus, name, now_s)
             is_active = self.window.is_set(name)[gpus]
-            forecaster = self.forecaster
-            try:
-                probabilities = forecaster.forecast(block)
-            except FATAL:
-                raise
-            except BaseException as error:
-                broken[f"{forecaster.version}: {error}"] = None
-                forecaster = TrendForecaster()
-                probabilities = forecaster.forecast(block)
-            scores.append(Scored(name, block, probabilities, is_active, forecaster.version_of(name)))
-        if broken:
-            self.problems["model"] = "; ".join(broken)
-        else:
-            self.problems.pop("model", None)
+            probabilities, version = self._forecast(block)
+            scores.append(Scored(name, block, probabilities, is_active, version))
         return scores
+
+    def _forecast(self, block: FeatureBlock) -> tuple[np.ndarray, str]:
+        """Probabilities and who gave them: the trend where the model breaks."""
+        forecaster = self.forecaster
+        try:
+            probabilities = forecaster.forecast(block)
+        except FATAL:
+            raise
+        except BaseException as error:
+            self._broken[f"{forecaster.version}: {error}"] = None
+            forecaster = TrendForecaster()
+            probabilities = forecaster.forecast(block)
+        return probabilities, forecaster.version_of(block.bottleneck_class)
 
     def _excluded(self) -> np.ndarray | None:
         if not self.inventory.excluded:
@@ -423,7 +442,7 @@ class Nowcast:
 
     def versions(self) -> dict[str, str]:
         """Who forecasts which class."""
-        return {name: self.forecaster.version_of(name) for name in CLASSES}
+        return {name: self.forecaster.version_of(name) for name in (*CLASSES, *UNIT_CLASSES)}
 
     # --- models, status, restart ----------------------------------------------------------------------------
 
@@ -453,6 +472,23 @@ class Nowcast:
         """Hints and plans that were published last go on under their names, so that a restart makes no new leases."""
         self.episodes.resume(self._published("bottlenecks", Bottleneck))
         self._plans = self._published("reservation-plans", ReservationPlan)
+
+    def _recall_queues(self) -> None:
+        """What queues were like for days is in no window: it is kept in a file over a restart."""
+        try:
+            self.units.recall(msgspec.json.decode((self.publisher.root / self.cluster / QUEUES).read_bytes()))
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError, ValueError, AttributeError, TypeError) as error:
+            self.problems["queues"] = f"{QUEUES} is passed over, queues are remembered from now on: {error}"
+
+    def _remember_queues(self) -> None:
+        try:
+            text = msgspec.json.encode(self.units.remembered())
+            write_atomically(self.publisher.root / self.cluster / QUEUES, text)
+            self.problems.pop("queues", None)
+        except OSError as error:
+            self.problems["queues"] = f"{error.strerror or error}: {error.filename or QUEUES}"
 
     def _published(self, kind: str, shape: type[Any]) -> list[Any]:
         path = snapshot_path(self.publisher.root, self.cluster, kind)

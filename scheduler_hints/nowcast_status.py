@@ -66,7 +66,8 @@ def status_of(
         "bottlenecks": nowcast.published,
         "model_version": nowcast.forecaster.version,
         "model_versions": nowcast.versions(),
-        "ring_bytes": nowcast.window.nbytes(),
+        "units": {ring.kind.scope: ring.count for ring in nowcast.units.rings.values()},
+        "ring_bytes": nowcast.window.nbytes() + nowcast.units.nbytes(),
         "timings_s": {name: round(value, 6) for name, value in nowcast.timings_s.items()},
         "problems": dict(nowcast.problems),
     }

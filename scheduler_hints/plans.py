@@ -29,7 +29,7 @@ _LEAD_S = 60.0  # a hold begins this long before the job is expected, or now
 # Memory runs out by the job's own doing: other nodes do not help it.
 _WORDS = {
     "thermal_throttle": "thermal throttling", "power_throttle": "power throttling",
-    "nvlink_saturation": "NVLink saturation", "straggler": "a slow rank",
+    "nvlink_saturation": "NVLink saturation", "straggler": "a slow rank", "fabric_congestion": "fabric congestion",
 }  # fmt: skip
 _NODE_CLASSES = frozenset(_WORDS)
 

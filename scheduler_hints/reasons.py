@@ -1,4 +1,4 @@
-"""Why a GPU is foreseen to be in trouble, in words and figures, and when.
+"""Why a GPU, node, link or queue is foreseen to be in trouble, in words and figures, and when.
 
 Here belongs what a row of features says; what several units have in common stands in `cause_words.py`.
 """
@@ -57,3 +57,30 @@ def reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
         f", {value['over_plateau_gib_last']:.1f} GiB over the job's plateau" if known["over_plateau_gib_last"] else ""
     )
     return text + (f", {-per_min:+.2f} GiB/min" if known["slope_short"] else "")
+
+
+def unit_reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
+    """Why a node, link or queue, in words and figures."""
+
+    def value(name: str) -> float | None:
+        number = float(block.column(name)[row])
+        return None if np.isnan(number) else number
+
+    pace = value("slope_short")
+    if block.bottleneck_class == "host_memory":
+        free = value("host_free_ratio_last")
+        text = "the kernel killed for memory" if free is None else f"{free:.1%} of host memory available"
+        return text + (f", {pace * 60:+.1%} of it a minute" if pace is not None and not is_active else "")
+    if block.bottleneck_class == "fabric_congestion":
+        load, signs = value("port_load_ratio_last"), value("port_signs_ratio_last")
+        steps = value("port_step_ratio_last")
+        parts = [
+            f"port at {load:.0%} of its speed" if load is not None else "",
+            f"congestion signs at {signs:.1f} × their limit" if signs is not None else "",
+            f"steps take {steps:.2f} × the job's own" if steps is not None else "",
+        ]
+        return ", ".join(part for part in parts if part)
+    pending, idle = value("pending_gpu_num_last"), value("idle_gpu_num_last")
+    text = f"{pending or 0:.0f} GPUs wanted by waiting jobs, {idle or 0:.0f} idle"
+    ago = value("since_short_min")
+    return text + (f", last short {ago:.0f} min ago" if not is_active and ago is not None and ago < 1_440 else "")

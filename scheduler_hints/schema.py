@@ -11,9 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from features.classes import GpuClass
+from features.classes import HintClass
 
-BottleneckClass = GpuClass
+BottleneckClass = HintClass
 Scope = Literal["gpu", "link", "node", "job", "rack", "pod", "cluster", "queue"]
 Severity = Literal["page", "ticket", "info"]
 Action = Literal["reserve", "retry_elsewhere", "throttle", "drain_after_job", "none"]
@@ -50,7 +50,7 @@ class Bottleneck(msgspec.Struct, frozen=True):
     `since`: when it was first published; id and `since` outlast changes of scope.
     `severity`: `page` needs a person now, `ticket` in working hours, `info` programs alone.
     `advice`: `action` in words.
-    `unit`: name of the link or queue, for those scopes.
+    `unit`: name of the link (node/device/port) or queue, for those scopes; the jobs of a queue's hint wait in it.
     """
 
     id: str

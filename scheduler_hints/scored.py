@@ -30,7 +30,7 @@ class Scored:
         is_active: The condition is set already, shape (rows,).
         model_version: Of the forecaster.
         unit: What a row is about.
-        names: Name of each row's unit where it is no GPU, lasting from tick to tick: node, queue, `node/device:port`.
+        names: Name of each row's unit where it is no GPU, lasting from tick to tick: node, queue, `node/device/port`.
         nodes: Node of each row's unit, where it is a link.
         jobs: Jobs of each row's unit, where the place does not tell them (queues).
         sampled_s: Moment of each row's newest sample, seconds since 1970; None: from the block, else now.

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from features.cleaning import clean_port_samples
-from features.port_rates import PortRates
+from features.port_course import PortRates
 from features.vocabulary import PORT_RATES
 
 START = datetime(2026, 11, 4, tzinfo=UTC)
@@ -46,8 +46,10 @@ def test_live_rates_are_those_of_cleaning():
     rows = readings()
     cleaned, _ = clean_port_samples(rows)
     live = PortRates()
-    parts = [live.rates(part) for _, part in rows.sort("ts").group_by("ts", maintain_order=True)]
+    whole = PortRates().take(rows).sort("node", "device", "port", "ts")
+    parts = [live.take(part) for _, part in rows.sort("ts").group_by("ts", maintain_order=True)]
     found = pl.concat(parts).sort("node", "device", "port", "ts")
+    assert whole.equals(found)
     assert found.columns == cleaned.columns
     assert found.select("device", "ts").equals(cleaned.select("device", "ts"))
     for name in PORT_RATES.values():
@@ -61,10 +63,10 @@ def test_a_reading_given_twice_is_one():
     rows = readings()
     first = rows.filter(pl.col("ts") <= START + timedelta(seconds=60))
     live = PortRates()
-    assert live.rates(first).height == 4  # the newest of each port
-    assert live.rates(first).is_empty()
-    assert live.rates(rows.clear()).is_empty()
+    assert live.take(first).height == first.height
+    assert live.take(first).is_empty()
+    assert live.take(rows.clear()).is_empty()
     live.forget((START + timedelta(hours=9)).timestamp())
-    again = live.rates(first)
+    again = live.take(first.filter(pl.col("ts") >= START + timedelta(seconds=45)).unique("device"))
     assert again.height == 4
     assert again["tx_bytes_per_s"].null_count() == 4  # what was forgotten has no rate to begin with
