@@ -166,6 +166,10 @@ def _where(item: Mapping[str, Any], indices: Mapping[str, int], asked: Filters, 
         index = indices.get(str(uuid))
         short = f"GPU {index}" if index is not None else f"GPU {str(uuid).removeprefix('GPU-')[:8]}"
         first.append(html.Span(f" {short}", title=str(uuid)))
+    unit = item.get("unit")
+    if unit:  # a link of the node, or a queue
+        short = str(unit).removeprefix(f"{node}/") if node else f"queue {unit}"
+        first.append(html.Span(f" {short}", title=str(unit)))
     if not first:
         first.append(str(item.get("scope") or ""))
     around = [part for part in (item.get("rack"), item.get("pod"), item.get("cluster") if several else None) if part]

@@ -31,7 +31,8 @@ def register(server: flask.Flask, context: Context) -> None:
             return refused
         foreseen = bottlenecks_page.select(hints, asked)
         columns = (
-            "cluster", "bottleneck_class", "scope", "node", "gpu_uuid", "rack", "pod", "is_active", "expected_onset",
+            "cluster", "bottleneck_class", "scope", "node", "gpu_uuid", "unit", "rack", "pod", "is_active",
+            "expected_onset",
             "horizon_s", "probability", *(f"probability_{h}s" for h in HORIZONS_S), "action", "job_ids", "reasons",
             "model_version", "generated_at", "id",
         )  # fmt: skip

@@ -41,6 +41,9 @@ class Theme:
     nvlink_saturation: str
     memory_exhaustion: str
     straggler: str
+    host_memory: str
+    fabric_congestion: str
+    shortage: str
     calm: str
     heat: tuple[str, ...]
 
@@ -70,6 +73,9 @@ LIGHT = Theme(
     nvlink_saturation="#6d3fa0",
     memory_exhaustion="#0b6bb0",
     straggler="#2f6f3e",
+    host_memory="#0f766e",
+    fabric_congestion="#8a3f76",
+    shortage="#8f5500",
     calm="#e3e9ee",
     heat=("#f7d9a8", "#f0a955", "#dd7420", "#b04a0c", "#7a2606"),
 )
@@ -99,6 +105,9 @@ DARK = Theme(
     nvlink_saturation="#c7a2ee",
     memory_exhaustion="#5db0ee",
     straggler="#7fcf8f",
+    host_memory="#4fd1c5",
+    fabric_congestion="#e29ad0",
+    shortage="#f0b441",
     calm="#22303c",
     heat=("#6b3a14", "#9c4f16", "#cf6c22", "#f29a4b", "#ffd9a6"),
 )

@@ -28,6 +28,9 @@ CLASS_WORDS = {
     "nvlink_saturation": "NVLink saturation",
     "memory_exhaustion": "Memory exhaustion",
     "straggler": "Straggler",
+    "host_memory": "Host memory",
+    "fabric_congestion": "Fabric congestion",
+    "shortage": "Shortage of GPUs",
 }
 
 ACTION_WORDS = {
