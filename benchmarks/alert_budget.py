@@ -26,7 +26,8 @@ from scheduler_hints.nowcast import Nowcast, NowcastConfig
 from scheduler_hints.schema import Bottleneck
 from scheduler_hints.snapshot import Publisher, read_snapshot, snapshot_path
 
-START = datetime(2026, 3, 2, tzinfo=UTC)
+START = datetime(2026, 3, 4, 8, tzinfo=UTC)  # a Wednesday morning: the busiest hours come first
+LEAD_D = 5  # days of jobs before it, so that the cluster is as full as it gets
 MODEL = "NVIDIA H100 80GB HBM3"
 CLUSTER = "sim"
 HINTS_GOAL, PAGES_GOAL = 6.0, 1.0  # per 10,000 GPUs and hour; per 10,000 GPUs and day
@@ -81,12 +82,12 @@ def play(
     tick_s: float = 15.0,
     is_fault_free: bool = False,
     root: Path,
-) -> tuple[dict[str, Count], list[dict[str, Any]], float]:
+) -> tuple[dict[str, Count], list[dict[str, Any]], float, float]:
     """Run a cluster and the nowcasts that watch it.
 
     Args:
         nodes: Nodes of 8 GPUs.
-        hours: How long, after a day of jobs without telemetry.
+        hours: How long, after `LEAD_D` days of jobs without telemetry.
         seed: Seed of the cluster.
         forecasters: Name to forecaster; each has a nowcast of its own.
         tick_s: Exporters and ticks, s.
@@ -94,14 +95,14 @@ def play(
         root: Where snapshots are published.
 
     Returns:
-        Counts by name, ground truth, GPU-hours.
+        Counts by name, ground truth, GPU-hours, share of the GPUs that had a job.
     """
     from simulator.cluster import SimulatedCluster
     from simulator.events import Rates
 
     rates = Rates(thermal=0, nvlink=0, memory=0, hot_aisle=0) if is_fault_free else Rates()
     cluster = SimulatedCluster(
-        nodes=nodes, seed=seed, start=START - timedelta(days=1), tick_s=tick_s, gpu_model=MODEL, cluster=CLUSTER,
+        nodes=nodes, seed=seed, start=START - timedelta(days=LEAD_D), tick_s=tick_s, gpu_model=MODEL, cluster=CLUSTER,
         fault_scale=0.0 if is_fault_free else 1.0, rates=rates,
     )  # fmt: skip
     cluster.advance_jobs(START)
@@ -117,6 +118,7 @@ def play(
         nowcast = Nowcast(CLUSTER, Publisher(folder, CLUSTER), config)
         nowcast.forecaster = forecaster
         watching[name] = (nowcast, Count())
+    busy, ticks = 0.0, 0
     for tick in range(int(hours * 3600 / tick_s)):
         cluster.step()
         gpu, node, now = cluster.gpu_frame(), cluster.node_frame(), cluster.now + timedelta(seconds=1)
@@ -127,7 +129,9 @@ def play(
             nowcast.observe(gpu, node, now)
             nowcast.tick(now)
             count.see(_published(root / name), now)
-    return {name: count for name, (_, count) in watching.items()}, cluster.truth, nodes * 8 * hours
+        busy += float(gpu["job_id"].is_not_null().sum()) / (8 * nodes)
+        ticks += 1
+    return {name: count for name, (_, count) in watching.items()}, cluster.truth, nodes * 8 * hours, busy / ticks
 
 
 def _published(root: Path) -> list[Bottleneck]:
@@ -230,11 +234,12 @@ def main(
     if has_model:
         forecasters["model"] = trained(model)
     with tempfile.TemporaryDirectory() as root:
-        counts, truth, gpu_hours = play(
+        counts, truth, gpu_hours, busy = play(
             nodes, hours, seed, forecasters, is_fault_free=is_fault_free, root=Path(root)
         )  # fmt: skip
     rows = [
         _row("GPU-hours watched", gpu_hours, ""),
+        _row("share of GPUs with a job", busy, ""),
         _row("events per 10,000 GPUs and hour", len(events(truth)) / (gpu_hours / 10_000), ""),
     ]
     for name, count in counts.items():
