@@ -11,23 +11,22 @@ import dash
 import polars as pl
 from dash import Input, Output, State, html, no_update
 
-from dashboards import filters, foresight, rack_map, words
+from dashboards import foresight, rack_map, words
+from dashboards.bottlenecks_cells import PATH
+from dashboards.bottlenecks_filters import filter_choices, horizon, read_filters
 from dashboards.bottlenecks_parts import (
-    PATH,
     active_table,
     as_of,
     class_table,
-    filters_used,
     foreseen_table,
     horizon_note,
     nothing_foreseen,
-    risk_table,
     stale_notice,
     summary,
 )
 from dashboards.components import attributes, choices, csv_link, milliseconds, notice, place, section
-from dashboards.filters import Filters, one_of
-from dashboards.foresight import HORIZONS_S, Foreseen
+from dashboards.filters import Filters
+from dashboards.foresight import Foreseen
 from dashboards.hints_reading import HintList
 from dashboards.page import (
     Context,
@@ -40,34 +39,13 @@ from dashboards.page import (
     refreshed,
 )
 from dashboards.reading import Reading, attempt
+from dashboards.risk_table import risk_table
 from dashboards.theme import theme as theme_of
 
 _KEPT_S = 1.0
-_PROBABILITIES = (("any", None), ("≥ 60 %", "0.6"), ("≥ 75 %", "0.75"), ("≥ 90 %", "0.9"))
 _EMPTY_NODES = pl.DataFrame(
     schema={"cluster": pl.String, "node": pl.String, "rack": pl.String, "pod": pl.String, "state": pl.String}
 )
-
-
-def read_filters(context: Context, search: str | None) -> Filters:
-    """Filters of the page's address."""
-    return filters.read(
-        search,
-        {
-            **context.cluster_check(),
-            "class": one_of(list(words.CLASS_WORDS)),
-            "min_probability": filters.probability,
-            "horizon_s": one_of([str(horizon) for horizon in HORIZONS_S]),
-            "node": filters.name,
-            "rack": filters.name,
-            "colour": one_of(["bottleneck", "risk"]),
-            "rows": one_of(["all"]),
-        },
-    )
-
-
-def horizon(asked: Filters) -> int:
-    return int(asked.get("horizon_s") or HORIZONS_S[-1])
 
 
 def select(hints: HintList, asked: Filters, *, any_class: bool = False) -> Foreseen:
@@ -214,7 +192,7 @@ def _parts(context: Context, read: _Read, foreseen: Foreseen) -> dict[str, Any]:
             as_of(hints, now),
             choices("Cluster", cluster_options(context, asked), path=PATH),
         ],
-        "bottlenecks-filters": _choices(asked),
+        "bottlenecks-filters": filter_choices(asked),
         "bottlenecks-alerts": _alerts(read),
         "bottlenecks-summary": summary(foreseen, hints, now),
         "bottlenecks-horizon": horizon_note(hints),
@@ -254,23 +232,6 @@ def _map(read: _Read, foreseen: Foreseen, theme: str | None) -> Any:
         if not read.hints.is_valid:
             values = values.with_columns(pl.lit(None, dtype=pl.Float64).alias("value"))
     return rack_map.heat_map(values, foresight.by_rack(values), theme_of(theme), title=title, top=top)
-
-
-def _choices(asked: Filters) -> list[Any]:
-    chosen = asked.get("class")
-    classes = [("All", asked.search(**{"class": None}), chosen is None)]
-    classes += [(t, asked.search(**{"class": key}), key == chosen) for key, t in words.CLASS_WORDS.items()]
-    at = horizon(asked)
-    least = asked.get("min_probability")
-    probabilities = [(t, asked.search(min_probability=v), v == least) for t, v in _PROBABILITIES]
-    if least is not None and least not in [value for _, value in _PROBABILITIES]:
-        probabilities.append((f"≥ {words.percent(float(least))}", asked.search(), True))
-    return [
-        choices("Class", classes, path=PATH),
-        choices("Horizon", [(f"{h} s", asked.search(horizon_s=str(h)), h == at) for h in HORIZONS_S], path=PATH),
-        choices("Probability", probabilities, path=PATH),
-        *filters_used(asked),
-    ]
 
 
 def _alerts(read: _Read) -> list[Any]:

@@ -1,22 +1,22 @@
-"""Pieces of *What is about to go wrong?*: summary, tables of bottlenecks and node risks, what was checked.
+"""Pieces of *What is about to go wrong?*: summary, tables of bottlenecks, what was checked.
 
 Facts in, components out; nothing is read here and no callback is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from dash import html
 
 from dashboards import words
+from dashboards.bottlenecks_cells import PATH, class_mark, jobs_of, reasons_of, suggested, what, where, why
 from dashboards.components import (
     Column,
     age,
     attributes,
-    badge,
     countdown,
     data_bar,
     milliseconds,
@@ -29,14 +29,9 @@ from dashboards.components import (
 from dashboards.filters import Filters
 from dashboards.foresight import HORIZONS_S, Foreseen, by_class, first_onset, probability
 from dashboards.hints_reading import HintList, moment
-from features.fleet import natural_key
 
-PATH = "/bottlenecks"
 _ROWS = 12
 _ROWS_AT_MOST = 500
-_RISKS = 12
-_FULL_RISK = {"p_1h": 0.05, "p_24h": 0.2, "p_7d": 0.5}
-"""Probability at which the bar of a node risk is full, unless a larger one is in its column."""
 
 
 def as_of(hints: HintList, now: datetime) -> Any:
@@ -147,57 +142,6 @@ def horizon_note(hints: HintList) -> Any:
     )
 
 
-def class_mark(name: str) -> html.Span:
-    """A bottleneck class with its sign; colour and sign both tell it."""
-    return html.Span(
-        [html.Span(className=f"icon icon-{name}", **attributes(aria_hidden="true")), words.class_words(name)],
-        className=f"class-mark class-{name}",
-    )
-
-
-def _where(item: Mapping[str, Any], indices: Mapping[str, int], asked: Filters, *, several: bool) -> html.Div:
-    node = item.get("node")
-    first: list[Any] = []
-    if node:
-        href = PATH + asked.search(node=str(node))
-        first.append(soft_link(str(node), href, class_="where", title=f"Show only {node}"))
-    uuid = item.get("gpu_uuid")
-    if uuid:
-        index = indices.get(str(uuid))
-        short = f"GPU {index}" if index is not None else f"GPU {str(uuid).removeprefix('GPU-')[:8]}"
-        first.append(html.Span(f" {short}", title=str(uuid)))
-    unit = item.get("unit")
-    if unit:  # a link of the node, or a queue
-        short = str(unit).removeprefix(f"{node}/") if node else f"queue {unit}"
-        first.append(html.Span(f" {short}", title=str(unit)))
-    if not first:
-        first.append(str(item.get("scope") or ""))
-    around = [part for part in (item.get("rack"), item.get("pod"), item.get("cluster") if several else None) if part]
-    return html.Div([html.Div(first, className="line"), html.Div(" · ".join(map(str, around)), className="sub")])
-
-
-def _jobs(item: Mapping[str, Any]) -> Any:
-    jobs = [str(job) for job in item.get("job_ids") or ()]
-    return html.Span(words.names(jobs, 3), title=", ".join(jobs)) if jobs else html.Span("no job", className="muted")
-
-
-def _reasons(item: Mapping[str, Any]) -> str:
-    return "; ".join(str(reason) for reason in item.get("reasons") or ())
-
-
-def _why(item: Mapping[str, Any], *, with_model: bool) -> html.Div:
-    told: list[Any] = [_reasons(item) or "no reason given"]
-    if with_model:
-        told += [" ", model_badge(item.get("model_version"))]
-    return html.Div(told, className="why")
-
-
-def _what(item: Mapping[str, Any]) -> html.Div:
-    """The class; on narrow screens, where the column of reasons is left out, with the reasons below."""
-    mark = class_mark(str(item.get("bottleneck_class")))
-    return html.Div([mark, html.Div(_reasons(item), className="sub narrow-only")])
-
-
 def foreseen_table(
     foreseen: Foreseen, hints: HintList, indices: Mapping[str, int], asked: Filters, now: datetime, *, several: bool
 ) -> Any:
@@ -227,12 +171,12 @@ def foreseen_table(
     rows = [
         [
             countdown(moment(item.get("expected_onset")), now),
-            _what(item),
-            _where(item, indices, asked, several=several),
-            _jobs(item),
+            what(item),
+            where(item, indices, asked, several=several),
+            jobs_of(item),
             *[data_bar(probability(item, h)) for h in HORIZONS_S],
-            html.Span(words.action_words(str(item.get("action") or "none"))),
-            _why(item, with_model=several_models),
+            suggested(item),
+            why(item, with_model=several_models),
         ]
         for item in shown
     ]
@@ -306,11 +250,11 @@ def active_table(
     shown = foreseen.active[:_ROWS]
     rows = [
         [
-            _what(item),
-            _where(item, indices, asked, several=several),
-            _jobs(item),
-            words.action_words(str(item.get("action") or "none")),
-            _reasons(item) or words.NOTHING,
+            what(item),
+            where(item, indices, asked, several=several),
+            jobs_of(item),
+            suggested(item),
+            reasons_of(item) or words.NOTHING,
         ]
         for item in shown
     ]
@@ -346,73 +290,3 @@ def class_table(foreseen: Foreseen, asked: Filters) -> Any:
         Column("Most probable", "number", "Largest probability at any horizon"),
     ]
     return table(columns, rows, caption="Bottlenecks by class", id="class-table")
-
-
-def risk_table(hints: HintList, asked: Filters, now: datetime, *, several: bool) -> Any:
-    """Nodes that are the most likely to have a hardware fault."""
-    if not hints.is_valid:
-        return notice("warn", "No valid node risks", words.sentence(hints.message))
-    node = asked.get("node")
-    risks = [risk for risk in hints.items if not node or risk.get("node") == node]
-    risks = sorted(risks, key=lambda risk: (-float(risk.get("p_24h") or 0.0), natural_key(str(risk.get("node")))))
-    if not risks:
-        return html.P("No node risk is published.", className="muted")
-    made_at = age(hints.generated_at, now)
-    versions = [risk.get("model_version") for risk in risks]
-    if all(risk.get("is_climatology") for risk in risks) and len({risk.get("p_24h") for risk in risks}) == 1:
-        lines = (
-            f"{words.count(len(risks), 'node')}: {words.percent(risks[0].get('p_24h'), 1)} within 24 h and "
-            f"{words.percent(risks[0].get('p_7d'), 1)} within 7 days for each. It is the long-run rate; nothing "
-            "particular is known of any node yet.",
-            html.Span(["Made ", made_at, ". ", model_line(versions)]),
-        )
-        return notice("info", "No node stands out", *lines)
-    columns = [
-        Column("Node"),
-        *([Column("Cluster", is_wide_only=True)] if several else []),
-        Column("≤ 1 h", "number", "Probability of a hardware fault within 1 hour"),
-        Column("≤ 24 h", "number", "Probability of a hardware fault within 24 hours"),
-        Column("≤ 7 d", "number", "Probability of a hardware fault within 7 days"),
-        Column("Why", "bar"),
-    ]
-    rows = []
-    tops = {key: max(full, *(float(risk.get(key) or 0.0) for risk in risks)) for key, full in _FULL_RISK.items()}
-    several_models = len(set(versions)) > 1
-    for risk in risks[:_RISKS]:
-        marks = [model_badge(risk.get("model_version"))] if several_models else []
-        if risk.get("is_climatology"):
-            marks.append(badge("climatology", "rule", "The long-run rate only; nothing is known of this node"))
-        name = str(risk.get("node"))
-        rows.append(
-            [
-                soft_link(name, PATH + asked.search(node=name), class_="where", title=f"Show only {name}"),
-                *([str(risk.get("cluster"))] if several else []),
-                *[data_bar(risk.get(key), words.percent(risk.get(key), 1), top) for key, top in tops.items()],
-                html.Div([f"{_reasons(risk)} ", *marks], className="why"),
-            ]
-        )
-    made = table(columns, rows, caption="Nodes most at risk of a hardware fault", id="risk-table")
-    note: list[Any] = ["Made ", made_at, ". ", model_line(versions)]
-    if len(risks) > _RISKS:
-        note.insert(0, f"The {_RISKS} most at risk of {len(risks):,}; the CSV has all. ")
-    return [made, html.P(note, className="note under")]
-
-
-def filters_used(asked: Filters) -> Sequence[Any]:
-    """Node and rack filters, each with a link that removes it."""
-    found = []
-    for name in ("node", "rack"):
-        value = asked.get(name)
-        if value:
-            found.append(
-                html.Span(
-                    [
-                        f"{name}: {value} ",
-                        soft_link(
-                            "✕", PATH + asked.search(**{name: None}), class_="remove", title=f"Show every {name}"
-                        ),
-                    ],
-                    className="chip",
-                )
-            )
-    return found

@@ -34,7 +34,7 @@ def register(server: flask.Flask, context: Context) -> None:
             "cluster", "bottleneck_class", "scope", "node", "gpu_uuid", "unit", "rack", "pod", "is_active",
             "expected_onset",
             "horizon_s", "probability", *(f"probability_{h}s" for h in HORIZONS_S), "action", "job_ids", "reasons",
-            "model_version", "generated_at", "id",
+            "model_version", "generated_at", "id", "since", "severity", "members", "nodes", "causes", "advice",
         )  # fmt: skip
         made = hints.generated_at.isoformat() if hints.generated_at else None
         rows = (
@@ -43,6 +43,8 @@ def register(server: flask.Flask, context: Context) -> None:
                 **{f"probability_{h}s": probability(item, h) for h in HORIZONS_S},
                 "job_ids": "; ".join(map(str, item.get("job_ids") or ())),
                 "reasons": "; ".join(map(str, item.get("reasons") or ())),
+                "nodes": "; ".join(map(str, item.get("nodes") or ())),
+                "causes": "; ".join(str(cause.get("evidence")) for cause in item.get("causes") or ()),
                 "generated_at": made,
             }
             for item in (*foreseen.coming, *foreseen.active)

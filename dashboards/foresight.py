@@ -48,6 +48,11 @@ def probability(item: Mapping[str, Any], horizon_s: int) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def nodes_of(item: Mapping[str, Any]) -> list[str]:
+    """Nodes that a hint touches: its own, or those of a rack, pod or job."""
+    return [str(node) for node in item.get("nodes") or ()] or ([str(item["node"])] if item.get("node") else [])
+
+
 def highest(item: Mapping[str, Any]) -> float:
     """The largest probability of the item at any horizon, 0–1."""
     known = [probability(item, horizon) for horizon in HORIZONS_S]
@@ -81,7 +86,7 @@ def select(
     for item in items:
         if bottleneck_class and item.get("bottleneck_class") != bottleneck_class:
             continue
-        if (node and item.get("node") != node) or (rack and item.get("rack") != rack):
+        if (node and node not in nodes_of(item)) or (rack and item.get("rack") != rack):
             continue
         if item.get("is_active"):
             active.append(item)
@@ -137,17 +142,16 @@ def bottleneck_values(nodes: pl.DataFrame, foreseen: Foreseen, horizon_s: int) -
     active: dict[tuple[str, str], int] = {}
     places: dict[tuple[str, str], tuple[str | None, str | None]] = {}
     for item in (*foreseen.coming, *foreseen.active):
-        if not item.get("node"):
-            continue
-        key = (str(item.get("cluster")), str(item["node"]))
-        places[key] = (item.get("rack"), item.get("pod"))
-        if item.get("is_active"):
-            active[key] = active.get(key, 0) + 1
-            continue
-        coming[key] = coming.get(key, 0) + 1
         value = probability(item, horizon_s) or 0.0
-        if value >= best.get(key, (-1.0, ""))[0]:
-            best[key] = (value, str(item.get("bottleneck_class")))
+        for node in nodes_of(item):
+            key = (str(item.get("cluster")), node)
+            places.setdefault(key, (item.get("rack"), item.get("pod")))
+            if item.get("is_active"):
+                active[key] = active.get(key, 0) + 1
+                continue
+            coming[key] = coming.get(key, 0) + 1
+            if value >= best.get(key, (-1.0, ""))[0]:
+                best[key] = (value, str(item.get("bottleneck_class")))
     hints = pl.DataFrame(
         [
             (*key, *places[key], best.get(key, (0.0, ""))[0], coming.get(key, 0), active.get(key, 0),

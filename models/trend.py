@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from features.windows import SCREEN_GROWTH_GIB, FeatureBlock
+from features.windows import SCREEN_GROWTH_GIB, SHORT_S, FeatureBlock
 
 HORIZONS_S = (30, 60, 90, 120)
 TREND_VERSION = "baseline:trend"
@@ -53,6 +53,9 @@ COURSES = {
     # Work arrives at once: a trend of waiting work says little.
     "shortage": Course(noise=4.0, fade_s=60.0, doubt=1.0, new_ground=1.0, job_age_s=0.0),
 }
+# Memory runs out only where most of what came within SHORT_S lies above the job's plateau: a job that has just filled up
+# to it has grown as fast, but not beyond it.
+GROWN_RATIO = 0.5
 STEP_SLOWING = 1.03  # where steps are known, links that fill without slowing them are at work, not in trouble
 
 
@@ -113,8 +116,9 @@ class TrendForecaster:
         out = np.where(self._is_doubtful(block, course, slope)[:, None], np.minimum(out, DOUBTFUL), out)
         if block.bottleneck_class == "memory_exhaustion":
             # Full but steady memory is a cache; it runs out only where it has left its plateau.
+            over = block.column("over_plateau_gib_last")
             with np.errstate(invalid="ignore"):
-                out[~(block.column("over_plateau_gib_last") >= SCREEN_GROWTH_GIB)] = FLOOR
+                out[~(over >= np.maximum(SCREEN_GROWTH_GIB, -GROWN_RATIO * SHORT_S * slope))] = FLOOR
         out = np.where(np.isnan(last)[:, None], FLOOR, out)
         return np.clip(np.maximum.accumulate(out, axis=1), FLOOR, CEILING)
 

@@ -1,9 +1,9 @@
 """Hysteresis: from when on a unit's probability is an alarm, and when it no longer is.
 
-A unit becomes an alarm when its condition is set, when P is very high, or when P reaches the threshold and was not far
-from it at the look before; it stays one while P keeps a share of the threshold, and ends only after it has looked clear
-for a while over more than one fresh sample. A look needs a new sample: the same one seen twice is one look. No merging
-and no words here.
+A unit becomes an alarm when its condition is set, when P is very high, or when P reaches the threshold and does so on
+average over the last two looks; it stays one while P keeps a share of the threshold, and ends only after it has looked
+clear for a while over more than one fresh sample. A look needs a new sample: the same one seen twice is one look. No
+merging and no words here.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ class Threshold:
     """When a class is published.
 
     Attributes:
-        publish: A unit becomes an alarm from this P on.
+        publish: A unit becomes an alarm from this P on, at the newest look and on average over the last two.
         sure: P that needs no look before it.
-        looks: Looks in a row at `keep` or more that it takes under `sure`, the last of them at `publish` or more.
         keep_ratio: An alarm stays one from this share of `publish` on.
     """
 
     publish: float = 0.5
     sure: float = SURE
-    looks: int = 2
     keep_ratio: float = 0.6
 
     @property
@@ -49,7 +47,8 @@ class Threshold:
 class _Watch:
     alarm: Alarm
     sampled_s: float
-    looks: int = 1
+    last: float
+    before: float = 0.0
     is_raised: bool = False
     clear_since_s: float | None = None
     clear_looks: int = 0
@@ -119,14 +118,16 @@ class Watches:
 
     def _probable(self, key: str, watch: _Watch | None, alarm: Alarm, p: float, moment: float, *, known: bool) -> None:
         if watch is None:
-            watch = self._watches[key] = _Watch(alarm, moment)
+            watch = self._watches[key] = _Watch(alarm, moment, last=p)
         else:
             alarm.since_s = watch.alarm.since_s if watch.is_raised else alarm.since_s
             is_new = moment > watch.sampled_s
             watch.alarm, watch.sampled_s = alarm, max(moment, watch.sampled_s)
             watch.clear_since_s, watch.clear_looks = None, 0
-            watch.looks += is_new
-        is_told = p >= self.threshold.publish and (p >= self.threshold.sure or watch.looks >= self.threshold.looks)
+            if is_new:
+                watch.before, watch.last = watch.last, p
+        publish = self.threshold.publish
+        is_told = p >= self.threshold.sure or (p >= publish and (watch.before + watch.last) / 2 >= publish)
         watch.is_raised = watch.is_raised or known or alarm.is_active or is_told
 
     def _miss(self, now_s: float, key: str, place: Place, stale_keep_s: float) -> None:

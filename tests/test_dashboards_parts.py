@@ -13,6 +13,7 @@ from dashboards.app import create_app
 from dashboards.hints_reading import HintList, HintsReader
 from dashboards.markup import markup
 from dashboards.reading import Cache, attempt, reason
+from dashboards.risk_table import risk_table
 from features.fleet import Loss
 from tests import dashboard_world as world
 
@@ -334,11 +335,11 @@ def test_names_from_outside_are_text_on_the_page():
 
 def test_equal_climatologies_are_one_sentence_and_a_risky_node_is_a_table():
     calm = [world.risk(f"n{i}", 0.004, is_climatology=True, model_version="baseline:climatology") for i in range(16)]
-    made = bottlenecks_parts.risk_table(HintList("fresh", items=calm), filters.Filters(), NOW, several=False)
+    made = risk_table(HintList("fresh", items=calm), filters.Filters(), NOW, several=False)
     assert "No node stands out" in text_of(made)
     assert "16 nodes: 0.4 % within 24 h" in text_of(made)
     risky = [*calm, world.risk("n99", 0.3)]
-    made = bottlenecks_parts.risk_table(HintList("fresh", items=risky), filters.Filters(), NOW, several=False)
+    made = risk_table(HintList("fresh", items=risky), filters.Filters(), NOW, several=False)
     assert "<table" in markup(made)
     assert markup(made).index("n99") < markup(made).index("n0")
 
