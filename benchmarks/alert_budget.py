@@ -178,15 +178,15 @@ def caught(count: Count, truth: list[dict[str, Any]]) -> set[tuple[str, str]]:
     return found
 
 
-def trained(folder: Path | None, nodes: int = 32, hours: float = 8.0, seed: int = 11) -> HazardForecaster:
-    """A model learned on another cluster with 20 times the base rates, kept in `folder` where one is given."""
+def trained(folder: Path | None, nodes: int = 48, hours: float = 12.0, seed: int = 11) -> HazardForecaster:
+    """A model learned on another cluster with 30 times the base rates, kept in `folder` where one is given."""
     from benchmarks.bottleneck import BOOK, simulate
     from features.conditions import CLASSES
     from models.onsets import course, sample_rows
 
     if folder is not None and folder.is_dir() and any(folder.iterdir()):
         return HazardForecaster.from_files({path.name: path.read_bytes() for path in folder.iterdir()}, "trained")
-    history, jobs, _ = simulate(seed, nodes, hours, 15.0, 20.0)
+    history, jobs, _ = simulate(seed, nodes, hours, 15.0, 30.0)
     begin, end = float(history.ts.min()), float(history.ts.max())
     rows = {name: sample_rows(history, course(history, name, BOOK, None, jobs), begin, end, seed=1) for name in CLASSES}
     model = HazardForecaster.fit(rows, seed=1, threads=1)

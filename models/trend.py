@@ -53,8 +53,8 @@ COURSES = {
     # Work arrives at once: a trend of waiting work says little.
     "shortage": Course(noise=4.0, fade_s=60.0, doubt=1.0, new_ground=1.0, job_age_s=0.0),
 }
-# Memory runs out only where most of what came within SHORT_S lies above the job's plateau: a job that has just filled up
-# to it has grown as fast, but not beyond it.
+# Memory runs out only where most of what came within SHORT_S lies above the job's plateau: a job that has just filled
+# up to it has grown as fast, but not beyond it.
 GROWN_RATIO = 0.5
 STEP_SLOWING = 1.03  # where steps are known, links that fill without slowing them are at work, not in trouble
 

@@ -228,6 +228,12 @@ def test_the_trend_knows_a_ramp_from_a_start_and_a_return():
     grown = TrendForecaster().forecast(block("memory_exhaustion", **full, over_plateau_gib_last=[6.0]))
     cache = TrendForecaster().forecast(block("memory_exhaustion", **full, over_plateau_gib_last=[0.0]))
     assert grown[0, -1] > 0.5 > cache[0, -1]
+    # A job that has just filled up to its plateau grew as fast as one that leaks, but hardly beyond it.
+    filling = full | {"last": [7.9], "slope_short": [-0.114], "job_age_s": [240.0]}
+    filled = TrendForecaster().forecast(block("memory_exhaustion", **filling, over_plateau_gib_last=[0.3]))
+    leaking = TrendForecaster().forecast(block("memory_exhaustion", **filling, over_plateau_gib_last=[6.0]))
+    assert filled[0, -1] < 0.01
+    assert leaking[0, -1] > 0.4
     links = {"last": [0.1], "slope_short": [-0.005], "new_low": [-0.4], "data_age_s": [2.0], "job_age_s": [3600.0]}
     slowing = TrendForecaster().forecast(block("nvlink_saturation", **links, step_ratio_last=[1.1]))
     at_pace = TrendForecaster().forecast(block("nvlink_saturation", **links, step_ratio_last=[1.0]))

@@ -6,6 +6,7 @@ import json
 import threading
 from datetime import UTC, datetime, timedelta
 
+import polars as pl
 import pytest
 
 from dashboards import bottlenecks_parts, filters, fleet_parts, foresight, words
@@ -331,6 +332,44 @@ def test_names_from_outside_are_text_on_the_page():
     made = bottlenecks_parts.foreseen_table(foreseen, hints, {}, filters.Filters(), NOW, several=True)
     assert "<script" not in markup(made)
     assert markup(made).count("&lt;script&gt;") >= 5
+
+
+def test_a_merged_hint_names_its_place_its_cause_and_who_has_to_know_and_stands_on_all_its_nodes():
+    cause = {"kind": "rack", "id": "<r1>", "share_explained": 1.0, "share_affected": 0.9, "evidence": "hot aisle <r1>"}
+    other = {**cause, "kind": "job", "id": "4711"}
+    wide = {"node": None, "gpu_uuid": None, "members": 27, "nodes": ["n4", "n5"]}
+    items = [
+        world.bottleneck(
+            1, **wide, scope="rack", rack="<r1>", severity="page", causes=[cause, other], advice="Cool it."
+        ),
+        world.bottleneck(2, **wide, scope="job", rack=None, bottleneck_class="nvlink_saturation", causes=[other]),
+        world.bottleneck(3, node="n9", severity="info"),
+    ]
+    foreseen = foresight.select(items)
+    made = markup(
+        bottlenecks_parts.foreseen_table(foreseen, HintList("fresh"), {}, filters.Filters(), NOW, several=False)
+    )
+    text = text_of(
+        bottlenecks_parts.foreseen_table(foreseen, HintList("fresh"), {}, filters.Filters(), NOW, several=False)
+    )
+    assert "27 GPUs on 2 nodes" in text
+    assert "likely hot aisle <r1> (or: job)" in text
+    assert "job 4711" in text
+    assert made.count("badge bad") == 1
+    assert 'title="Cool it."' in made
+    assert "<r1>" not in made
+    assert [item["id"] for item in foresight.select(items, node="n5").coming] == ["b1", "b2"]
+    nodes = pl.DataFrame(
+        {
+            "cluster": ["sim"] * 3,
+            "node": ["n4", "n5", "n9"],
+            "rack": ["r1"] * 3,
+            "pod": ["p1"] * 3,
+            "state": ["IDLE"] * 3,
+        }
+    )
+    values = foresight.bottleneck_values(nodes, foreseen, 120).sort("node")
+    assert values.select("node", "value", "foreseen").rows() == [("n4", 0.91, 2), ("n5", 0.91, 2), ("n9", 0.91, 1)]
 
 
 def test_equal_climatologies_are_one_sentence_and_a_risky_node_is_a_table():
