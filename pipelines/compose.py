@@ -110,6 +110,7 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
         tick_s=chosen.tick_s,
         exporter_interval_s=chosen.exporter_interval_s,
         publish_probability=hints.publish_probability,
+        publish_by_class=hints.publish_by_class,
         bottleneck_ttl_ticks=hints.bottleneck_ttl_ticks,
         window_ttl_ticks=hints.window_ttl_ticks,
         consumer_period_s=hints.consumer_period_s,

@@ -189,6 +189,9 @@ class HintsSettings(_Section):
     """What is published and how long it may be believed."""
 
     publish_probability: Probability = Field(0.5, description="Bottlenecks from this probability on are published.")
+    publish_by_class: dict[str, Probability] = Field(
+        {}, description="Classes with a probability of their own, as { thermal_throttle = 0.7 }."
+    )
     bottleneck_ttl_ticks: float = Field(2, gt=0, description="Time to live of a bottleneck, ticks.")
     window_ttl_ticks: float = Field(3, gt=0, description="Time to live of a backfill window, ticks.")
     job_ttl_s: Seconds = Field(600, description="Time to live of a job forecast, s.")
@@ -200,6 +203,20 @@ class HintsSettings(_Section):
     plan_lease_s: Seconds = Field(900, description="Length of a planned reservation, s.")
     checkpoint_s: Seconds = Field(60, description="Time that writing a checkpoint is taken to stop a job, s.")
     restart_s: float = Field(300, ge=0, description="Time from a failure until a job works again, s.")
+
+    @field_validator("publish_by_class")
+    @classmethod
+    def _classes(cls, asked: dict[str, float]) -> dict[str, float]:
+        if asked:
+            from typing import get_args
+
+            from scheduler_hints.schema import BottleneckClass
+
+            known = get_args(BottleneckClass)
+            unknown = [name for name in asked if name not in known]
+            if unknown:
+                raise ValueError(f"no bottleneck class {unknown[0]!r}; classes: {', '.join(known)}")
+        return asked
 
 
 class ApiSettings(_Section):

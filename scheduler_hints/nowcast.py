@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -38,6 +38,7 @@ from scheduler_hints.places import Places
 from scheduler_hints.schema import Bottleneck, NodeRisk, ReservationPlan, Snapshot
 from scheduler_hints.snapshot import Publisher, SnapshotError, read_snapshot, snapshot_path, write_atomically
 from scheduler_hints.unit_nowcast import UnitNowcast
+from scheduler_hints.watches import SURE, Threshold
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class NowcastConfig:
     tick_s: float = 15.0
     exporter_interval_s: float = 15.0
     publish_probability: float = 0.5
+    publish_by_class: Mapping[str, float] = field(default_factory=dict)
     bottleneck_ttl_ticks: float = 2.0
     window_ttl_ticks: float = 3.0
     consumer_period_s: float = 30.0
@@ -111,7 +113,10 @@ class Nowcast:
         book = ThresholdBook(overrides=overrides)
         self.window = RingWindow(book, stale_s=self.config.stale_s, courses=Courses())
         self.journal = Journal(publisher.root, cluster)
-        self.episodes = Episodes(cluster, self.config.publish_probability, stale_keep_s=2 * self.config.tick_s)
+        own = {name: Threshold(p, max(SURE, p)) for name, p in self.config.publish_by_class.items()}
+        self.episodes = Episodes(
+            cluster, self.config.publish_probability, thresholds=own, stale_keep_s=2 * self.config.tick_s
+        )
         queue_stale_s = max(self.config.stale_s, 2 * self.config.jobs_period_s + MARGIN_S)
         self.units = UnitNowcast(book, self.config.stale_s, queue_stale_s)
         self.inventory = Inventory()

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_hints.episodes import Episodes
+from scheduler_hints.nowcast import Nowcast, NowcastConfig
 from scheduler_hints.scored import Scored
+from scheduler_hints.snapshot import Publisher
 from scheduler_hints.watches import Threshold
 from tests.episodes_support import LINKS, MEMORY, THERMAL, Clock, Town, scored
 from tests.gpu_samples import at
@@ -285,3 +287,10 @@ def test_only_what_needs_a_person_now_pages():
     assert severities(LINKS, gang, 0.0, gang) == {("job", "ticket")}
     assert severities(LINKS, gang, 0.0, gang, ticks=42) == {("job", "page")}  # more than ten minutes
     assert severities(LINKS, range(32), 0.0, range(32), ticks=42) == {("job", "ticket")}
+
+
+def test_the_setting_of_a_class_reaches_its_hints(tmp_path):
+    config = NowcastConfig(publish_by_class={LINKS: 0.9})
+    episodes = Nowcast("c", Publisher(tmp_path, "c"), config).episodes
+    assert (episodes.threshold(LINKS).publish, episodes.threshold(LINKS).sure) == (0.9, 0.9)
+    assert (episodes.threshold(THERMAL).publish, episodes.threshold(THERMAL).sure) == (0.5, 0.8)

@@ -482,3 +482,11 @@ def test_config_check_names_file_key_and_every_fault_at_once(tmp_path, monkeypat
         lines[2] == f"WEATHERGLASS_CLUSTERS__A__INVENTORY: clusters.a.inventory = '{tmp_path}/none.csv': no such file"
     )
     load_settings(config, {})  # what runs is not kept from running by files that are away
+
+
+def test_a_class_may_be_published_from_a_probability_of_its_own():
+    asked = {"clusters": {"alpha": {}}, "hints": {"publish_by_class": {"thermal_throttle": 0.7}}}
+    assert parse_settings(asked, {}).hints.publish_by_class == {"thermal_throttle": 0.7}
+    asked["hints"]["publish_by_class"] = {"heat": 0.7}
+    with pytest.raises(SettingsError, match=r"no bottleneck class 'heat'; classes: thermal_throttle"):
+        parse_settings(asked, {})
