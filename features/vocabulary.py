@@ -265,6 +265,10 @@ _COLUMNS: tuple[Column, ...] = (
     _c("is_censored", BOOL, "The label is unknown: acted on, drained, silenced or unobserved"),
     _c("kind", STR, "Which kind of thing the row speaks of"),
     _c("xid", I32, "XID code of the fault, when it has one", "", 0, 10_000),
+    _c("sign", STR, "Sign of a coming fault: ecc, remap, nvlink, xid, hot or silent"),
+    _c("amount", F64, "How much of the sign: errors or rows that were added, else 1", "", 0, 1e12),
+    _c("lemon_score", F64, "Share of the signals of bad hardware that the node has shown in 28 days", "ratio", 0, 1),
+    _c("spare_rank", I32, "Place among the cluster's nodes as a spare, the least likely to fault first", "", 1, None),
     # --- data quality -------------------------------------------------------------------------------------
     _c("window_start", TIME, "Start of the window, included"),
     _c("window_end", TIME, "End of the window, excluded"),
@@ -536,6 +540,12 @@ _TABLES: tuple[Table, ...] = (
         ("cluster", "node", "gpu_uuid", "kind", "start_time"), "start_time", ("node", "start_time"), "history_days",
     ),
     Table(
+        "core_gpu_signs", "A sign that a GPU is about to fail, at the moment it was known",
+        ("ts", "cluster", "node", "gpu_uuid", "sign", "amount", "xid"),
+        ("cluster", "node", "gpu_uuid", "sign", "xid", "ts"), "ts", ("node", "gpu_uuid", "ts"), "history_days",
+        ("xid",),
+    ),
+    Table(
         "core_data_quality", "How many values of a window were impossible, missing or duplicate, and why",
         ("window_start", "window_end", "cluster", "source", "table_name", "column_name", "reason", "count", "example"),
         ("window_start", "cluster", "source", "table_name", "column_name", "reason"), "window_start",
@@ -558,8 +568,13 @@ _TABLES: tuple[Table, ...] = (
     ),
     Table(
         "out_node_risks", "A forecast of faults for one node",
-        (*_FORECAST, "cluster", "node", "p_1h", "p_24h", "p_7d", "reasons"),
+        (*_FORECAST, "cluster", "node", "p_1h", "p_24h", "p_7d", "reasons", "lemon_score", "spare_rank"),
         ("cluster", "node", "generated_at"), "generated_at", ("node", "generated_at"), "hints_days",
+    ),
+    Table(
+        "out_gpu_risks", "A forecast of faults for one GPU that has signs or faults of its own",
+        (*_FORECAST, "cluster", "node", "gpu_uuid", "p_1h", "p_24h", "p_7d", "reasons"),
+        ("cluster", "node", "gpu_uuid", "generated_at"), "generated_at", ("node", "generated_at"), "hints_days",
     ),
     Table(
         "out_demand", "Demand that is foreseen for a queue, or for all queues together, at one hour ahead",

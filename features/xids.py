@@ -7,9 +7,9 @@ otherwise (`fatal_faults`). How codes become events over time stands in `xid_eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 Action = Literal[
     "ignore", "restart_application", "restart_machine", "restart_vm", "reset_gpu", "check_cables", "workflow",
@@ -137,6 +137,23 @@ HARDWARE = frozenset(x.code for x in _XIDS if x.is_fatal or x.kind == "memory")
 def describe(code: int) -> Xid:
     """The code's entry; one that the catalogue has not is said to be unknown, and not fatal."""
     return XIDS.get(code) or Xid(code, f"XID {code}, not in the catalogue", "contact_support", "informational")
+
+
+def overridden(said: Mapping[int, Mapping[str, Any]]) -> dict[int, Xid]:
+    """The catalogue with what a site says of codes.
+
+    Args:
+        said: Code to `action`, `is_fatal` and `meaning`, whichever it gives.
+
+    Raises:
+        ValueError: An action is not one of `ACTIONS`; the message names them.
+    """
+    table = dict(XIDS)
+    for code, word in said.items():
+        if (action := word.get("action")) is not None and action not in ACTIONS:
+            raise ValueError(f"XID {code}: no action {action!r}; actions: {', '.join(ACTIONS)}")
+        table[code] = replace(table.get(code) or describe(code), **word)
+    return table
 
 
 def fatal_faults(also: Iterable[int] = (), never: Iterable[int] = ()) -> dict[int, str]:

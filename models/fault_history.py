@@ -139,6 +139,11 @@ class FaultHistory:
         key = node * self._span + np.clip(np.asarray(at_s) - self.since, -1.0, self._span / 2)
         return np.maximum(np.searchsorted(self._start_key, key, side="right"), self._first[node])
 
+    def before_span(self, node: int, begin_s: float, end_s: float) -> tuple[int, int]:
+        """Indices [first, last) of the faults of one node that began in (begin, end]."""
+        code = np.array([node])
+        return int(self.before(code, np.array([begin_s]))[0]), int(self.before(code, np.array([end_s]))[0])
+
     def is_down(self, node: Ints, at_s: Floats) -> NDArray[np.bool_]:
         """Whether a fault of the node lasts at a moment."""
         past = self.before(node, at_s)

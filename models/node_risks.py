@@ -1,33 +1,46 @@
-"""Risks of all nodes at a moment, with reasons in words: the champion's where there is one, else climatology's.
+"""Risks of nodes and GPUs at a moment, with reasons in words: the champion's where there is one, else climatology's.
 
-Here belongs putting forecasts into rows of `out_node_risks`; not the forecaster (`models/node_failure.py`), and no
-reading or writing of tables.
+Here belongs putting forecasts into rows of `out_node_risks` and `out_gpu_risks`, and ranking spares; not the forecaster
+(`models/node_failure.py`), not the signals of bad hardware (`models/lemons.py`), and no reading or writing of tables.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
 import polars as pl
 
-from features import xids
-from features.cleaning_counters import counter_deltas
-from models.fault_history import DAY_S, HOUR_S, FaultHistory
+from features.xids import ACTIONS, XIDS, Xid
+from models.fault_history import HOUR_S, FaultHistory
+from models.lemons import Lemon, lemons
 from models.node_failure import CLIMATOLOGY_VERSION, HORIZONS_S, NodeFailureForecaster, baseline
+from models.recurrence import GPU_PRIOR
 from models.registry import Registry, RegistryError
 
 _log = logging.getLogger(__name__)
 
 TASK = "node_failure"
-_COUNTERS = {
-    "ecc_uncorrected_total": "uncorrected ECC errors",
-    "remapped_rows_total": "remapped memory rows",
-    "nvlink_error_total": "NVLink errors",
-}
-NVLINK_MIN = 100.0  # fewer in a week are everyday life
+# A node in one of these states is no spare: it was taken out by somebody, or answers to nobody.
+_NO_SPARE = ("DRAIN", "DOWN", "MAINT", "FAIL", "FUTURE", "REBOOT", "POWERED_DOWN", "POWERING_DOWN", "NOT_RESPONDING")
+
+
+@dataclass(frozen=True, slots=True)
+class Risks:
+    """What is forecast at a moment.
+
+    Attributes:
+        nodes: `node`, `p_1h`, `p_24h`, `p_7d`, `reasons` (separated by semicolons), `lemon_score`, `spare_rank` (null
+            for a node that is no spare) and `model_version`, one row per node.
+        gpus: `node`, `gpu_uuid`, `p_1h`, `p_24h`, `p_7d`, `reasons` and `model_version`, of GPUs with signs or faults
+            of their own, by node.
+    """
+
+    nodes: pl.DataFrame
+    gpus: pl.DataFrame
 
 
 def forecast_nodes(
@@ -36,40 +49,95 @@ def forecast_nodes(
     faults: pl.DataFrame,
     signs: pl.DataFrame | None,
     now: datetime,
-) -> pl.DataFrame:
-    """Forecast every node of the inventory.
+    *,
+    states: pl.DataFrame | None = None,
+    table: Mapping[int, Xid] = XIDS,
+) -> Risks:
+    """Forecast every node of the inventory, and its GPUs that stand out.
 
     Args:
         registry: The cluster's registry; None: climatology answers.
         nodes: Rows of `core_nodes`.
         faults: Rows of `core_faults`; later ones than `now` change nothing.
-        signs: Rows of `core_gpu_hours` of the last week, for reasons, and `driver_version` where known, with which
-            counters begin anew; None: none known.
+        signs: Rows of `core_gpu_signs`, of 28 days at least; None: none known.
         now: The moment, UTC.
-
-    Returns:
-        `node`, `p_1h`, `p_24h`, `p_7d`, `reasons` (separated by semicolons) and `model_version`, one row per node.
+        states: `node`, `gpu_uuid`, `is_remap_pending`, `is_remap_failed` as they are now; None: not known.
+        table: What XID codes mean and ask for.
     """
     names = nodes["node"].unique().sort().to_list()
     known = faults.filter(pl.col("start_time") <= now) if faults.height else faults
-    history = FaultHistory(known, names)
+    seen = signs.filter(pl.col("ts") <= now) if signs is not None else None
+    boards: dict[str, list[str]] = {}
+    for node, gpu in states.select("node", "gpu_uuid").iter_rows() if states is not None else ():
+        boards.setdefault(node, []).append(gpu)
+    history = FaultHistory(known, names, signs=seen, gpus=boards, sizes=sizes_of(nodes))
+    at_s = now.timestamp()
     if not known.height:
-        history.since = now.timestamp()
+        history.since = at_s
+    codes = np.searchsorted(np.array(history.nodes, dtype=object), np.array(names, dtype=object)).astype(np.int64)
+    at = np.full(len(codes), at_s)
     forecaster = _champion(registry)
-    codes = np.array([history.nodes.index(name) for name in names], dtype=np.int64) if names else np.zeros(0, np.int64)
-    at = np.full(len(codes), now.timestamp())
     if forecaster is None:
         p, version = baseline("climatology", history, codes, at), CLIMATOLOGY_VERSION
     else:
         p, version = forecaster.forecast(history, codes, at), forecaster.version
-    seen = _signs(signs)
-    frame = {"node": names} | {name: p[:, i] for i, name in enumerate(HORIZONS_S)}
-    return pl.DataFrame(frame, schema_overrides={"node": pl.String}).with_columns(
+    asked = {code: ACTIONS[xid.action].lower() for code, xid in table.items()}
+    judged = lemons(history, seen, states, at_s, asked)
+    frame = pl.DataFrame(
+        {"node": names} | {name: p[:, i] for i, name in enumerate(HORIZONS_S)}, schema_overrides={"node": pl.String}
+    ).with_columns(
         pl.Series("reasons", [
-            "; ".join([*fault_reasons(history, int(code), now.timestamp()), *seen.get(name, [])])
-            for code, name in zip(codes, names, strict=True)
+            "; ".join([*_state_reasons(history, int(code), at_s), *judged[code].words]) for code in codes
         ], dtype=pl.String),
+        pl.Series("lemon_score", [judged[code].score for code in codes], dtype=pl.Float64),
         pl.lit(version).alias("model_version"),
+    )  # fmt: skip
+    down = {name for name, is_down in zip(names, history.is_down(codes, at), strict=True) if is_down}
+    return Risks(_ranked(frame, nodes, down), _gpus(history, forecaster, judged, names, at_s, version))
+
+
+def sizes_of(nodes: pl.DataFrame) -> dict[str, int]:
+    """GPUs of each node, where the inventory says it."""
+    if "gpus" not in nodes.columns:
+        return {}
+    return {name: int(gpus) for name, gpus in nodes.select("node", "gpus").drop_nulls().iter_rows() if gpus > 0}
+
+
+def _ranked(frame: pl.DataFrame, nodes: pl.DataFrame, down: set[str]) -> pl.DataFrame:
+    """With `spare_rank`: the least likely to fault within 24 hours first, among equals the fewest signals, by name."""
+    out = set(down)
+    if "state" in nodes.columns:
+        state = pl.col("state").str.to_uppercase()
+        no_spare = pl.any_horizontal(state.str.contains(word, literal=True) for word in _NO_SPARE)
+        out |= set(nodes.filter(no_spare.fill_null(False))["node"].to_list())
+    spares = frame.filter(~pl.col("node").is_in(sorted(out))).sort("p_24h", "lemon_score", "p_7d", "node")
+    ranks = spares.select("node", pl.int_range(1, pl.len() + 1, dtype=pl.Int32).alias("spare_rank"))
+    return frame.join(ranks, on="node", how="left", maintain_order="left")
+
+
+def _gpus(
+    history: FaultHistory, forecaster: NodeFailureForecaster | None, judged: list[Lemon], names: list[str],
+    at_s: float, version: str,
+) -> pl.DataFrame:  # fmt: skip
+    own = set(names)
+    rows = [
+        (code, node, uuid, judged[node].gpu_words[uuid])
+        for code, (node, uuid) in enumerate(history.gpus)
+        if history.nodes[node] in own and uuid in judged[node].gpu_words
+    ]
+    gpu = np.array([row[0] for row in rows], dtype=np.int64)
+    at = np.full(len(gpu), at_s)
+    if forecaster is None:
+        rate = history.fleet_rate(at) * GPU_PRIOR / history.gpus_per_node[history.gpu_node[gpu]]
+        p = -np.expm1(-rate[:, None] * np.array(list(HORIZONS_S.values())))
+    else:
+        p = forecaster.forecast_gpus(history, gpu, at)
+    return pl.DataFrame(
+        {"node": [history.nodes[row[1]] for row in rows], "gpu_uuid": [row[2] for row in rows]}
+        | {name: p[:, i] for i, name in enumerate(HORIZONS_S)}
+        | {"reasons": ["; ".join(row[3]) for row in rows], "model_version": [version] * len(rows)},
+        schema={"node": pl.String, "gpu_uuid": pl.String, **dict.fromkeys(HORIZONS_S, pl.Float64),
+                "reasons": pl.String, "model_version": pl.String},
     )  # fmt: skip
 
 
@@ -89,63 +157,22 @@ def _champion(registry: Registry | None) -> NodeFailureForecaster | None:
     return loaded.model
 
 
-def fault_reasons(history: FaultHistory, node: int, at_s: float) -> list[str]:
-    """What a node's record says, most telling first."""
+def _state_reasons(history: FaultHistory, node: int, at_s: float) -> list[str]:
+    """Whether a node is in fault, or since when it is back, and how often it faulted in all."""
     code, at = np.array([node]), np.array([at_s])
-    past = int(history.before(code, at)[0])
     total = int(history.count(code, at)[0])
     if not total:
         return []
-    last = past - 1
+    last = int(history.before(code, at)[0]) - 1
     kind = f" ({history.kind[last]})" if history.kind[last] else ""
-    out = []
     if history.end[last] > at_s:
-        out.append(f"in fault since {datetime.fromtimestamp(history.start[last], UTC):%Y-%m-%d %H:%M} UTC{kind}")
+        out = [f"in fault since {datetime.fromtimestamp(history.start[last], UTC):%Y-%m-%d %H:%M} UTC{kind}"]
     else:
-        out.append(f"back in service for {_span(at_s - history.end[last])} after a fault{kind}")
-    month = int(history.count(code, at, 30 * DAY_S)[0])
-    if month >= 2:
-        out.append(f"{month} faults in 30 days")
-    elif total >= 3:
-        out.append(f"{total} faults on record")
-    return out
+        out = [f"back in service for {_span(at_s - history.end[last])} after a fault{kind}"]
+    return [*out, f"{total} faults on record"] if total >= 3 else out
 
 
 def _span(seconds: float) -> str:
     if seconds < 2 * HOUR_S:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / HOUR_S:.0f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:.0f} days"
-
-
-def _signs(signs: pl.DataFrame | None) -> dict[str, list[str]]:
-    """What the last week's counters and codes say of each node."""
-    if signs is None or not signs.height:
-        return {}
-    out: dict[str, list[str]] = {}
-    ordered = signs.sort("ts")
-    breaks = [name for name in ("driver_version",) if name in ordered.columns]
-    for name, words in _COUNTERS.items():
-        if name not in ordered.columns:
-            continue
-        least = NVLINK_MIN if name == "nvlink_error_total" else 1.0
-        grown = pl.col(f"{name}_increase")
-        sums = (
-            counter_deltas(ordered, [name], keys=("node", "gpu_uuid"), break_on=breaks)
-            .group_by("node")
-            .agg(grown.sum())
-        )
-        for node, total in sums.filter(grown >= least).sort("node").iter_rows():
-            out.setdefault(node, []).append(f"{total:.0f} new {words} in a week")
-    if "xid_last" in ordered.columns:
-        codes = ordered.filter(pl.col("xid_last").is_in(list(xids.HARDWARE)))
-        for node, found in codes.group_by("node").agg(pl.col("xid_last").unique().sort()).sort("node").iter_rows():
-            out.setdefault(node, []).append(f"XID {_join(found)} in a week")
-    if "is_thermal_slowdown" in ordered.columns:
-        hot = ordered.group_by("node").agg(pl.col("is_thermal_slowdown").cast(pl.Int64).sum().alias("n"))
-        for node, n in hot.filter(pl.col("n") >= 3).sort("node").iter_rows():
-            out.setdefault(node, []).append(f"thermal slowdown in {n} GPU-hours of a week")
-    return out
-
-
-def _join(values: Iterable[int]) -> str:
-    return ", ".join(str(value) for value in values)
+    return f"{seconds / HOUR_S:.0f} h" if seconds < 48 * HOUR_S else f"{seconds / 24 / HOUR_S:.0f} days"

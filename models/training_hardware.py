@@ -29,6 +29,7 @@ from models.bottleneck import HazardForecaster
 from models.bottleneck_judgement import judge
 from models.fault_history import DAY_S, FaultHistory
 from models.node_failure import BASELINES, HORIZONS_S, NodeFailureForecaster, NodeModelError, baseline
+from models.node_risks import sizes_of
 from models.onsets import PURGE_S, Rows, course, sample_rows
 from models.promotion import decide, mean_interval
 from models.registry import Registry, RegistryError
@@ -190,7 +191,7 @@ def _table(rows_of: Mapping[str, Rows], histories: Mapping[str, SampleHistory | 
 
 def train_node_failure(
     faults: pl.DataFrame, nodes: pl.DataFrame, registry: Registry, at: datetime, *, cluster: str = "", seed: int = 1,
-    threads: int = 1, snapshot_id: int | None = None,
+    threads: int = 1, snapshot_id: int | None = None, signs: pl.DataFrame | None = None,
 ) -> TrainingReport:  # fmt: skip
     """Train the node-failure forecaster of a cluster.
 
@@ -203,13 +204,15 @@ def train_node_failure(
         seed: Seed of every random choice.
         threads: Not used: the fit is small.
         snapshot_id: Snapshot of the store the faults are of.
+        signs: `core_gpu_signs` rows; those later than `at` change nothing. None: none known.
     """
     del threads
     task = "node_failure"
     known = faults.filter(pl.col("start_time") <= at).with_columns(
         pl.when(pl.col("end_time") <= at).then("end_time").alias("end_time")
     )
-    history = FaultHistory(known, nodes["node"].unique().to_list())
+    seen = signs.filter(pl.col("ts") <= at) if signs is not None else None
+    history = FaultHistory(known, nodes["node"].unique().to_list(), signs=seen, sizes=sizes_of(nodes))
     now_s = at.timestamp()
     expected = registry.present(task)
     try:
@@ -230,7 +233,8 @@ def train_node_failure(
         "summary": f"{len(history.start)} faults of {len(history.nodes)} nodes: {verdict.reason}",
     }  # fmt: skip
     buffer = io.BytesIO()
-    known.write_parquet(buffer, compression="zstd")
+    learned = known if seen is None else pl.concat([known, seen.drop("cluster", strict=False)], how="diagonal_relaxed")
+    learned.write_parquet(buffer, compression="zstd")
     version = registry.save(task, {**model.to_files(), TABLE: buffer.getvalue()}, card)
     promoted, reason = act(registry, task, version, verdict, expected, at)
     return TrainingReport(

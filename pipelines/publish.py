@@ -19,16 +19,18 @@ from features.vocabulary import QUANTILE_COLUMNS, schema
 from models.registry import Registry
 from pipelines.job_history import read_jobs, read_nodes
 from pipelines.settings import Settings
+from pipelines.signs import read_signs_of
 from pipelines.sources import JobSource, SourceError
 from pipelines.store import Store
 from scheduler_hints.journal import FORMAT, journal_files, read_journal
-from scheduler_hints.schema import JobForecast, JobProgress, NodeRisk, Quantiles, Snapshot
+from scheduler_hints.schema import GpuRisk, JobForecast, JobProgress, NodeRisk, Quantiles, Snapshot
 from scheduler_hints.snapshot import Publisher
 
 log = logging.getLogger(__name__)
 
 HISTORY_DAYS = 120.0  # how far back forecasts look for earlier jobs of a user
 FAULT_DAYS = 365.0
+SIGN_DAYS = 28.0
 _RISK_EVERY = 0.5  # node risks are made anew when half of their life is over
 _JOURNAL_SETTLED_S = 300.0  # a line of the hour before may still be on its way
 _YEARS = (2000, 2200)  # times outside are no times of hints
@@ -200,42 +202,48 @@ def publish_node_risks(
         'SELECT * FROM core_faults WHERE "cluster" = ? AND start_time >= ? ORDER BY start_time',
         [cluster, now - timedelta(days=FAULT_DAYS)],
     )
-    rows = forecast_nodes(Registry(settings.registry / cluster), nodes, faults, recent_signs(store, cluster, now), now)
+    signs = read_signs_of(store, cluster, now - timedelta(days=SIGN_DAYS), now)
+    risks = forecast_nodes(
+        Registry(settings.registry / cluster), nodes, faults, signs, now, states=remap_states(store, cluster, now),
+        table=settings.hardware.table(),
+    )  # fmt: skip
+    rows = risks.nodes
     seen = nodes["observed_at"].max()
     report.data_age_s = max(0.0, (now - seen).total_seconds()) if isinstance(seen, datetime) else 0.0
     rows = _stamped(rows, "out_node_risks", cluster, now, ttl_s, report.data_age_s)
     if not rows.is_empty():
         report.model_versions = {"node_failure": rows["model_version"][0]}
-    items = node_risks(rows)
+    gpus = _stamped(risks.gpus, "out_gpu_risks", cluster, now, ttl_s, report.data_age_s)
+    items = node_risks(rows, gpus)
     Publisher(settings.published, cluster).publish(
         "node-risks", items, ttl_s=ttl_s, data_age_s=report.data_age_s, model_versions=report.model_versions
     )
     if not rows.is_empty():
-        store.transact(lambda w: w.upsert("out_node_risks", rows), purpose="keeping node risks")
+        store.transact(
+            lambda w: w.upsert("out_node_risks", rows) + w.upsert("out_gpu_risks", gpus), purpose="keeping node risks"
+        )
     report.nodes = len(items)
     return report
 
 
-def recent_signs(store: Store, cluster: str, now: datetime) -> pl.DataFrame:
-    """Hourly samples of the last week, which warn of faults: counters, temperatures, XIDs by GPU, with its driver.
-
-    Boards that were taken out since are left out: what they did is no sign of the node any more.
-    """
-    from features.slots import slot_of, without_removed
-
-    hours = store.query(
-        'SELECT ts, "cluster", node, gpu_uuid, xid_last, ecc_uncorrected_total, remapped_rows_total, '
-        "nvlink_error_total, "
-        'gpu_temp_c, mem_temp_c, gpu_temp_margin_c, is_thermal_slowdown FROM core_gpu_hours WHERE "cluster" = ? '
-        "AND ts >= ? AND ts < ? ORDER BY node, gpu_uuid, ts",
-        [cluster, now - timedelta(days=7), now],
+def remap_states(store: Store, cluster: str, now: datetime) -> pl.DataFrame:
+    """GPUs that wait for a reset to remap a row, or could not remap one, by their newest minute of the last hour."""
+    return store.query(
+        "SELECT node, gpu_uuid, coalesce(is_remap_pending, false) AS is_remap_pending, "
+        "coalesce(is_remap_failed, false) AS is_remap_failed FROM (SELECT node, gpu_uuid, "
+        "arg_max(is_remap_pending, ts) AS is_remap_pending, arg_max(is_remap_failed, ts) AS is_remap_failed "
+        'FROM core_gpu_health WHERE "cluster" = ? AND ts >= ? AND ts < ? GROUP BY node, gpu_uuid) '
+        "WHERE is_remap_pending OR is_remap_failed ORDER BY node, gpu_uuid",
+        [cluster, now - timedelta(hours=1), now],
     )
-    slots = store.query('SELECT * FROM core_slots WHERE "cluster" = ? AND start_time < ?', [cluster, now])
-    return slot_of(without_removed(hours, slots), slots, ["driver_version"])
 
 
-def node_risks(rows: pl.DataFrame) -> list[NodeRisk]:
-    """The published shape of rows of `out_node_risks`."""
+def node_risks(rows: pl.DataFrame, gpus: pl.DataFrame | None = None) -> list[NodeRisk]:
+    """The published shape of rows of `out_node_risks`, with those of `out_gpu_risks`."""
+    of_nodes: dict[str, list[GpuRisk]] = {}
+    for row in gpus.sort("p_24h", descending=True).iter_rows(named=True) if gpus is not None else ():
+        risk = GpuRisk(row["gpu_uuid"], row["p_1h"], row["p_24h"], row["p_7d"], _reasons(row["reasons"]))
+        of_nodes.setdefault(row["node"], []).append(risk)
     return [
         NodeRisk(
             cluster=row["cluster"],
@@ -246,6 +254,9 @@ def node_risks(rows: pl.DataFrame) -> list[NodeRisk]:
             is_climatology="climatology" in row["model_version"],
             reasons=_reasons(row["reasons"]),
             model_version=row["model_version"],
+            lemon_score=row.get("lemon_score"),
+            spare_rank=row.get("spare_rank"),
+            gpus=of_nodes.get(row["node"], []),
         )
         for row in rows.iter_rows(named=True)
     ]

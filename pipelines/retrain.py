@@ -22,6 +22,7 @@ from models.registry import Registry
 from pipelines.exclusions import read_exclusions
 from pipelines.job_history import read_jobs, read_nodes
 from pipelines.settings import Settings
+from pipelines.signs import read_signs_of
 from pipelines.store import Reader, Store
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,8 @@ def _faults(reader: Reader, _: Settings, cluster: str, now: datetime) -> dict[st
         'SELECT * FROM core_faults WHERE "cluster" = ? AND start_time >= ? AND start_time < ? ORDER BY start_time',
         [cluster, now - timedelta(days=FAULT_DAYS), now],
     )
-    return {"faults": faults, "nodes": read_nodes(reader, cluster)}
+    signs = read_signs_of(reader, cluster, now - timedelta(days=FAULT_DAYS), now)
+    return {"faults": faults, "nodes": read_nodes(reader, cluster), "signs": signs}
 
 
 def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) -> dict[str, Any]:

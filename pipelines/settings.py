@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from pipelines.settings_checks import contradictions
 from pipelines.settings_files import broken_files, port_conflicts
+from pipelines.settings_hardware import HardwareSettings
 from pipelines.settings_reading import ENV_OTHER, ENV_PREFIX, SettingsError, explain, message, overlay, toml_fault
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class IngestSettings(_Section):
     initial_history_s: float = Field(3600, ge=0, description="First run: how far back to read, s.")
     max_windows_per_run: int = Field(48, ge=1, description="Windows one run catches up at most.")
     xids_fatal_too: tuple[int, ...] = Field(
-        (), description="XID codes that are hardware faults beyond the catalogue's, as 63."
+        (), description="XID codes that are hardware faults beyond the catalogue's, as 63; see also [hardware] xid."
     )
     xids_not_fatal: tuple[int, ...] = Field((), description="XID codes that are none, whatever the catalogue says.")
     limits: dict[str, dict[str, float]] = Field(
@@ -295,6 +296,7 @@ class Settings(_Section):
     clusters: dict[str, Cluster] = Field(default_factory=dict, description="Clusters by name.")
     store: StoreSettings = Field(default_factory=StoreSettings)
     ingest: IngestSettings = Field(default_factory=IngestSettings)
+    hardware: HardwareSettings = Field(default_factory=HardwareSettings)
     hints: HintsSettings = Field(default_factory=HintsSettings)
     api: ApiSettings = Field(default_factory=ApiSettings)
     dashboards: DashboardSettings = Field(default_factory=DashboardSettings)
@@ -329,6 +331,15 @@ class Settings(_Section):
     @property
     def registry(self) -> Path:
         return self.state / "registry"
+
+    @property
+    def derivation(self) -> IngestSettings:
+        """`ingest` with the XID codes that `hardware.xid` calls fatal, or not."""
+        also = {*self.ingest.xids_fatal_too, *self.hardware.is_fatal(True)}
+        never = {*self.ingest.xids_not_fatal, *self.hardware.is_fatal(False)}
+        return self.ingest.model_copy(
+            update={"xids_fatal_too": tuple(sorted(also)), "xids_not_fatal": tuple(sorted(never))}
+        )
 
     @property
     def store_url(self) -> str:

@@ -24,7 +24,9 @@ _FAULT = ("node", "gpu_uuid", "kind", "start_time")
 _TIME = pl.Datetime("us", "UTC")
 
 
-def read_silences(writer: Writer, cluster: str, begin: datetime, end: datetime) -> pl.DataFrame:
+def read_silences(
+    writer: Writer, cluster: str, begin: datetime, end: datetime, *, minutes: int = _SILENT_MINUTES
+) -> pl.DataFrame:
     """GPUs and nodes that stopped reporting while others went on: `node`, `gpu_uuid`, `start_time`, `kind`.
 
     Minutes in which nobody reported (an outage of the source) do not count, nor do nodes out of service, nor GPUs that
@@ -35,6 +37,7 @@ def read_silences(writer: Writer, cluster: str, begin: datetime, end: datetime) 
         cluster: Name of the cluster.
         begin: UTC, included.
         end: UTC, excluded.
+        minutes: More than this many minutes without a word are a silence.
     """
     span = [cluster, begin, end]
     silent = writer.query(
@@ -46,7 +49,7 @@ def read_silences(writer: Writer, cluster: str, begin: datetime, end: datetime) 
         "sizes AS (SELECT ts, node, count(*) AS gpus FROM seen GROUP BY ts, node) "
         "SELECT node, gpu_uuid, ts, job_id, gpus FROM placed JOIN sizes USING (ts, node) "
         "WHERE coalesce(following, (SELECT max(i) + 1 FROM minutes)) - i > ?",
-        [*span, _SILENT_MINUTES],
+        [*span, minutes],
     )
     idle = writer.query('SELECT node, upper(state) AS state FROM core_nodes WHERE "cluster" = ?', [cluster])
     out = idle.filter(pl.any_horizontal(pl.col("state").str.contains(word, literal=True) for word in _OUT_OF_SERVICE))

@@ -13,7 +13,9 @@ from pipelines.store import Store
 
 TELEMETRY_MARK = "telemetry"
 # Marks of what is made from core samples; re-reading old samples sets them back, so that all of it is made anew.
-DERIVED_MARKS = ("core_gpu_minutes", "core_gpu_hours", "core_faults", "feat_labels", "core_slots", "core_gpu_jobs")
+DERIVED_MARKS = (
+    "core_gpu_minutes", "core_gpu_hours", "core_gpu_signs", "core_faults", "feat_labels", "core_slots", "core_gpu_jobs",
+)  # fmt: skip
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

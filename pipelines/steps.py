@@ -26,6 +26,7 @@ from pipelines.publish import Published, load_journal, publish_jobs, publish_nod
 from pipelines.retrain import Retrained, retrain_task
 from pipelines.scheduler import SchedulerIngested, ingest_scheduler
 from pipelines.settings import Settings
+from pipelines.signs import derive_signs
 from pipelines.slots import derive_slots
 from pipelines.sources import JobSource, SourceError, build_jobs, build_telemetry
 from pipelines.store import Store, StoreError
@@ -70,6 +71,7 @@ class ClusterIngested:
 DERIVE: dict[str, Callable[..., Derived]] = {
     "core_gpu_minutes": derive_minutes,
     "core_gpu_hours": derive_hours,
+    "core_gpu_signs": derive_signs,
     "core_faults": derive_faults,
     "feat_labels": derive_labels,
     "core_slots": derive_slots,
@@ -155,7 +157,7 @@ def ingest_telemetry_of(
 def derive_of(store: Store, settings: Settings, cluster: str, table: str) -> DerivedReport:
     """One derived table of one cluster."""
     report = DerivedReport(cluster, table)
-    made, report.error = _guarded(cluster, table, lambda: DERIVE[table](store, cluster, settings.ingest))
+    made, report.error = _guarded(cluster, table, lambda: DERIVE[table](store, cluster, settings.derivation))
     if made is not None:
         report.rows, report.until = made.rows, made.until
     return report

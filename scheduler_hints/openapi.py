@@ -33,6 +33,7 @@ from scheduler_hints.schema import (
     Cause,
     DemandForecast,
     ErrorBody,
+    GpuRisk,
     JobForecast,
     JobProgress,
     NodeRisk,
@@ -76,7 +77,10 @@ _ITEMS: dict[str, Any] = {
     "backfill-windows": Window(
         "w-n3-n4", "alpha", ["n3", "n4"], 16, _AT, _LATER, 7200, 0.9, "rack", "r1", "p1", "4711", ["4712"]
     ),
-    "node-risks": NodeRisk("alpha", "n7", 0.001, 0.02, 0.11, False, ["3 XID 94 in 7 days"], "node-20260314T020000"),
+    "node-risks": NodeRisk(
+        "alpha", "n7", 0.001, 0.02, 0.11, False, ["2 faults in 28 d, fleet median 0", "3 × XID 94 in 28 d"],
+        "node-20260314T020000", 2 / 7, 117, [GpuRisk("GPU-5d4c", 0.0006, 0.014, 0.08, ["3 × XID 94 in 28 d"])],
+    ),
     "jobs": _JOB,
     "reservation-plans": ReservationPlan(
         "plan-4711", "alpha", "4711", "ada", None, ["n3", "n4"], _AT, _LATER, ["n7 is about to throttle"],

@@ -99,8 +99,22 @@ class Window(msgspec.Struct, frozen=True):
     fits_jobs: list[str]
 
 
+class GpuRisk(msgspec.Struct, frozen=True):
+    """Probability that one GPU of a node has a hardware fault within each horizon; part of the node's."""
+
+    gpu_uuid: str
+    p_1h: float
+    p_24h: float
+    p_7d: float
+    reasons: list[str]
+
+
 class NodeRisk(msgspec.Struct, frozen=True):
-    """Probability that a node has a hardware fault within each horizon."""
+    """Probability that a node has a hardware fault within each horizon.
+
+    `gpus`: those with signs or faults of their own, the likeliest first. `lemon_score`: share of the signals of bad
+    hardware that the node showed in 28 days. `spare_rank`: place among the cluster's spares, the best is 1; null: none.
+    """
 
     cluster: str
     node: str
@@ -110,6 +124,9 @@ class NodeRisk(msgspec.Struct, frozen=True):
     is_climatology: bool
     reasons: list[str]
     model_version: str
+    lemon_score: float | None = None
+    spare_rank: int | None = None
+    gpus: list[GpuRisk] = []
 
 
 class Quantiles(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from features.hardware_signs import sign_events
 from features.vocabulary import schema
 from models.fault_history import DAY_S, HOUR_S, PRIOR_RATE, FaultHistory
 from models.node_failure import BASELINES, HORIZONS_S, NodeFailureForecaster, NodeModelError, baseline
@@ -212,12 +213,12 @@ def test_too_few_faults_leave_climatology(tmp_path):
     report = train_node_failure(faults([("a", 1, 2)]), nodes_frame(["a", "b"]), Registry(tmp_path), day(10))
     assert (report.version, report.promoted) == (None, False)
     assert "climatology stays" in report.reason
-    rows = forecast_nodes(Registry(tmp_path), nodes_frame(["b", "a"]), faults([("a", 1, 2)]), None, day(10))
+    rows = forecast_nodes(Registry(tmp_path), nodes_frame(["b", "a"]), faults([("a", 1, 2)]), None, day(10)).nodes
     assert rows["node"].to_list() == ["a", "b"]
     assert set(rows["model_version"]) == {"baseline:climatology"}
     assert rows["p_24h"].n_unique() == 1  # climatology does not tell nodes apart
     assert (rows["p_1h"] < rows["p_24h"]).all()
-    assert forecast_nodes(None, nodes_frame([]), faults([]), None, day(10)).height == 0
+    assert forecast_nodes(None, nodes_frame([]), faults([]), None, day(10)).nodes.height == 0
 
 
 def test_risks_say_why(tmp_path):
@@ -233,7 +234,9 @@ def test_risks_say_why(tmp_path):
             "nvlink_error_total": [0.0, 1.0, 2.0, 3.0], "is_thermal_slowdown": [True, True, True, False],
         }
     )  # fmt: skip
-    rows = forecast_nodes(registry, nodes_frame(names), record, signs, day(200))
+    signs = sign_events(signs, span=timedelta(hours=1))
+    risks = forecast_nodes(registry, nodes_frame(names), record, signs, day(200))
+    rows = risks.nodes
     by = {row["node"]: row for row in rows.iter_rows(named=True)}
     assert rows.height == 200
     assert set(rows["model_version"]) == {registry.champion("node_failure")}
@@ -241,21 +244,21 @@ def test_risks_say_why(tmp_path):
     assert by["n7"]["reasons"].startswith("back in service for 12 h after a fault (nvlink)")
     assert by["n8"]["reasons"].startswith("in fault since 2026-07-19 00:00 UTC (node_down)")
     assert by["n9"]["reasons"].endswith(
-        "1 new uncorrected ECC errors in a week; 2 new remapped memory rows in a week; XID 63 in a week; "
-        "thermal slowdown in 3 GPU-hours of a week"
+        "1 uncorrectable ECC error in 28 d; 2 remapped memory rows in 28 d; 3 hours with thermal slowdown in 28 d; "
+        "1 × XID 63 in 28 d (nothing at once)"
     )
     later = forecast_nodes(
         registry, nodes_frame(names), pl.concat([record, faults([("n1", 201, None)])]), signs, day(200)
-    )
+    ).nodes
     assert later.equals(rows)
 
 
 @pytest.mark.parametrize(
     ("values", "drivers", "words"),
     [
-        ([0.0, 40.0, 5.0, 8.0], [None] * 4, "48 new uncorrected ECC errors in a week"),  # it began anew before the 5
-        ([0.0, 2.0, 50.0, 51.0], ["570", "570", "580", "580"], "3 new uncorrected ECC errors in a week"),
-        ([0.0, 2.0, None, 4294967295.0], ["570", None, "570", "570"], "2 new uncorrected ECC errors in a week"),
+        ([0.0, 40.0, 5.0, 8.0], [None] * 4, "48 uncorrectable ECC errors in 28 d"),  # it began anew before the 5
+        ([0.0, 2.0, 50.0, 51.0], ["570", "570", "580", "580"], "3 uncorrectable ECC errors in 28 d"),
+        ([0.0, 2.0, None, 4294967295.0], ["570", None, "570", "570"], "2 uncorrectable ECC errors in 28 d"),
     ],
 )
 def test_growth_goes_on_after_a_reset_and_not_over_a_new_driver(values, drivers, words):
@@ -266,7 +269,9 @@ def test_growth_goes_on_after_a_reset_and_not_over_a_new_driver(values, drivers,
         },
         schema_overrides={"driver_version": pl.String},
     )  # fmt: skip
-    rows = forecast_nodes(None, nodes_frame(["a"]), faults([]), signs, day(10))
+    rows = forecast_nodes(
+        None, nodes_frame(["a"]), faults([]), sign_events(signs, span=timedelta(hours=1)), day(10)
+    ).nodes
     assert rows["reasons"].to_list() == [words]
 
 
@@ -275,5 +280,5 @@ def test_a_damaged_champion_gives_way(tmp_path):
     registry = Registry(tmp_path)
     report = train_node_failure(record, nodes_frame(names), registry, day(190))
     (tmp_path / "node_failure" / report.version / "node_failure.json").write_bytes(b"{}")
-    rows = forecast_nodes(registry, nodes_frame(names), record, None, day(190))
+    rows = forecast_nodes(registry, nodes_frame(names), record, None, day(190)).nodes
     assert set(rows["model_version"]) == {"baseline:climatology"}

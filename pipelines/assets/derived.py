@@ -33,6 +33,7 @@ def _derived(table: str, group: str, deps: list[str], fresh_s: float) -> dg.Asse
 DERIVED = [
     _derived("core_gpu_minutes", "core", ["core_gpu_samples"], _HOUR_S),
     _derived("core_gpu_hours", "core", ["core_gpu_minutes"], 3 * _HOUR_S),
+    _derived("core_gpu_signs", "core", ["core_gpu_minutes", "core_nodes"], _HOUR_S),
     _derived(
         "core_faults",
         "core",
