@@ -298,7 +298,7 @@ class Nowcast:
         place = Places(self.window, self.inventory, now_s)
         self.episodes.stale_keep_s = 2 * self.pace.tick_s
         foreseen = self.episodes.update(now, scores, place) if age.size else []
-        self._bottlenecks = offered(foreseen, horizon, self.config.publish_probability)
+        self._bottlenecks = offered(foreseen, horizon, self.config.publish_probability, self.config.publish_by_class)
         mark = lap("episodes", mark)
         self._publish_bottlenecks(age, horizon)
         mark = lap("publish", mark)

@@ -6,7 +6,7 @@ their probabilities come from `scheduler_hints/episodes.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -18,13 +18,19 @@ def offered_horizons(actionable_s: float | None) -> tuple[int, ...]:
     return tuple(horizon_s for horizon_s in HORIZONS_S if actionable_s is None or horizon_s >= actionable_s)
 
 
-def offered(hints: Sequence[Bottleneck], actionable_s: float | None, publish_probability: float) -> list[Bottleneck]:
+def offered(
+    hints: Sequence[Bottleneck],
+    actionable_s: float | None,
+    publish_probability: float,
+    publish_by_class: Mapping[str, float] | None = None,
+) -> list[Bottleneck]:
     """Hints as they are offered to schedulers.
 
     Args:
         hints: As of `Episodes.update`, with probabilities of all horizons.
         actionable_s: Time from a sample to a scheduler's act, seconds; None: not known.
         publish_probability: A horizon counts as reached from this probability on.
+        publish_by_class: The same of classes that have one of their own.
 
     Returns:
         The same hints in the same order. Probabilities of shorter horizons stand in `too_short`, and `horizon_s` and
@@ -34,7 +40,8 @@ def offered(hints: Sequence[Bottleneck], actionable_s: float | None, publish_pro
     longer = offered_horizons(actionable_s)
     if len(longer) == len(HORIZONS_S):
         return list(hints)
-    return [_offered(hint, longer, publish_probability) for hint in hints]
+    own = publish_by_class or {}
+    return [_offered(hint, longer, own.get(hint.bottleneck_class, publish_probability)) for hint in hints]
 
 
 def _offered(hint: Bottleneck, longer: tuple[int, ...], publish_probability: float) -> Bottleneck:

@@ -240,6 +240,14 @@ def test_a_later_horizon_stays_and_one_under_hysteresis_keeps_the_longest():
     assert (hint.horizon_s, hint.probability) == (120, 0.4)
 
 
+def test_a_class_with_a_probability_of_its_own_is_offered_by_that():
+    rising = {"30": 0.55, "60": 0.6, "90": 0.8, "120": 0.9}
+    (hint,) = offered(
+        [bottleneck(horizon_s=30, probability=0.55, probabilities=rising)], 60, 0.5, {"thermal_throttle": 0.75}
+    )
+    assert (hint.bottleneck_class, hint.horizon_s, hint.probability) == ("thermal_throttle", 90, 0.8)
+
+
 def test_where_every_horizon_is_too_short_only_people_see_what_is_not_there_yet():
     coming = bottleneck("coming", horizon_s=30, probability=0.6, probabilities=P)
     active = bottleneck("active", is_active=True, horizon_s=30, probability=1.0, probabilities=dict.fromkeys(P, 1.0))
