@@ -245,7 +245,7 @@ class Explanation:
         ranked = [
             (self.whole(kind, key) + (count - here) * self.alone, kind, key)
             for (kind, key), here in touched.items()
-            if here >= 0.5 * count and (kind, key) != (group.kind, group.key)
+            if here >= 0.5 * count and len(self.members[kind, key]) > 1 and (kind, key) != (group.kind, group.key)
         ]
         own = (group.kind, group.key)
         ranked = [(group.charge, *own), *sorted(found for found in ranked if found[0] < math.inf)]

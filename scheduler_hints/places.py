@@ -32,7 +32,7 @@ class Places:
         self._counts: dict[str, Mapping[str, int]] = {}
         self._up: dict[str, Mapping[str, int]] = {}
         self._parts: dict[str, int] = {}
-        self._air: dict[str, Mapping[str, float]] = {}
+        self._inlets: dict[str, tuple[NDArray, dict[str, list[int]]]] = {}
 
     def uuid(self, gpu: int) -> str:
         """UUID of a GPU."""
@@ -137,24 +137,26 @@ class Places:
 
     def air_excess_k(self, kind: str, key: str) -> float | None:
         """How much warmer the inlet air of a rack or pod is than elsewhere in the cluster, K; None: not known."""
-        if kind not in self._air:
-            self._air[kind] = self._excess(self.rack if kind == "rack" else self.pod)
-        return self._air[kind].get(key)
+        if kind not in self._inlets:
+            self._inlets[kind] = self._nodes_of(self.rack if kind == "rack" else self.pod)
+        inlet, of = self._inlets[kind]
+        mine = of.get(key, [])
+        if not mine or len(mine) == len(inlet):
+            return None  # nothing is known there, or nothing else to compare it with
+        return float(np.median(inlet[mine]) - np.median(np.delete(inlet, mine)))
 
-    def _excess(self, of: Callable[[str], str | None]) -> dict[str, float]:
-        """Median inlet of each place over the median of the other nodes; nothing where there are no others."""
+    def _nodes_of(self, of: Callable[[str], str | None]) -> tuple[NDArray, dict[str, list[int]]]:
+        """Inlet temperature of each node that gives one, °C, and which of them belong to each place."""
         window, n = self._window, self._window.count
         inlet = window.latest[INDEX["inlet_temp_c"], :n]
         known = np.flatnonzero(window.is_fresh(self._now_s) & ~np.isnan(inlet))
         first = known[np.unique(window.node[:n][known], return_index=True)[1]]  # one GPU of each node
-        values = inlet[first]
-        places = np.array([of(window.nodes[gpu]) or "" for gpu in first.tolist()], dtype=object)
-        found: dict[str, float] = {}
-        for name in sorted(set(places.tolist()) - {""}):
-            mine = places == name
-            if not mine.all():
-                found[name] = float(np.median(values[mine]) - np.median(values[~mine]))
-        return found
+        found: dict[str, list[int]] = {}
+        for i, gpu in enumerate(first.tolist()):
+            place = of(window.nodes[gpu])
+            if place is not None:
+                found.setdefault(place, []).append(i)
+        return inlet[first], found
 
 
 def _summed(names: Sequence[str], counts: NDArray, of: Callable[[str], str | None]) -> dict[str, int]:
