@@ -351,6 +351,22 @@ def test_options_that_do_not_go_together_are_named(tmp_path, options, words):
     assert words in " ".join(said.output.split()).replace("│ ", "")
 
 
+def test_stragglers_are_read_from_a_timeline_or_from_telemetry(tmp_path):
+    file = tmp_path / "f.parquet"
+    levels(minutes=1).write_parquet(file)
+    for files, words in (
+        (["--telemetry"], "do not tell when a GPU is in straggler"),
+        (["--telemetry", "--timeline"], "--telemetry does not go with backtest bottleneck --class straggler"),
+        ([], "backtest bottleneck --class straggler needs --timeline FILE"),
+    ):
+        options = [part for name in files for part in (name, str(file))]
+        said = CliRunner().invoke(
+            cli, ["backtest", "bottleneck", "--class", "straggler", *options, "--out", str(tmp_path / "o")]
+        )
+        assert said.exit_code != 0
+        assert words in " ".join(f"{said.output} {said.exception}".split()).replace("│ ", "")
+
+
 def test_a_run_writes_three_files(tmp_path):
     ratios = np.ones((40, 4))
     ratios[20:, 3] = 1.5
