@@ -32,6 +32,8 @@ class Course:
         new_ground: Only a distance this far below everything before the last 90 s is a course of its own; anything
             else comes back from a checkpoint, an evaluation or a pause.
         job_age_s: Jobs younger than this are starting up; 0: of things that have no job of their own.
+        jump: Samples that lie this far around their line have jumped: a job that begins fills memory at once and then
+            no more.
     """
 
     noise: float
@@ -39,6 +41,7 @@ class Course:
     doubt: float
     new_ground: float
     job_age_s: float
+    jump: float = np.inf
 
 
 # Chosen on simulated clusters of other seeds than those that scores are reported on.
@@ -48,8 +51,8 @@ COURSES = {
     "nvlink_saturation": Course(noise=0.04, fade_s=60.0, doubt=0.3, new_ground=0.10, job_age_s=300.0),
     "memory_exhaustion": Course(noise=0.3, fade_s=120.0, doubt=0.5, new_ground=1.0, job_age_s=180.0),
     "straggler": Course(noise=0.03, fade_s=120.0, doubt=0.3, new_ground=0.05, job_age_s=180.0),
-    "host_memory": Course(noise=0.01, fade_s=120.0, doubt=0.5, new_ground=0.05, job_age_s=0.0),
-    "fabric_congestion": Course(noise=0.15, fade_s=90.0, doubt=0.4, new_ground=0.2, job_age_s=0.0),
+    "host_memory": Course(noise=0.01, fade_s=120.0, doubt=0.5, new_ground=0.05, job_age_s=0.0, jump=0.02),
+    "fabric_congestion": Course(noise=0.15, fade_s=90.0, doubt=0.4, new_ground=0.2, job_age_s=0.0, jump=0.05),
     # Work arrives at once: a trend of waiting work says little.
     "shortage": Course(noise=4.0, fade_s=60.0, doubt=1.0, new_ground=1.0, job_age_s=0.0),
 }
@@ -126,6 +129,7 @@ class TrendForecaster:
     def _is_doubtful(block: FeatureBlock, course: Course, slope: NDArray[np.float64]) -> NDArray[np.bool_]:
         with np.errstate(invalid="ignore"):
             doubtful = (slope >= 0) | ~(block.column("new_low") <= -course.new_ground)
+            doubtful |= block.column("residual_short") > course.jump
             if course.job_age_s:
                 doubtful |= block.column("job_age_s") < course.job_age_s
             if block.bottleneck_class == "nvlink_saturation":

@@ -135,3 +135,17 @@ def test_only_what_is_known_has_a_history(nodes, samples):
     found = unit_histories(gpus, BOOK, at, node_samples=nodes[:100], jobs=jobs(), nodes=inventory)
     assert sorted(found) == ["host_memory", "shortage"]
     assert (found["shortage"].state == 1).sum() > 50
+
+
+def test_the_trend_knows_a_leak_from_a_job_that_begins():
+    ts = [START + timedelta(seconds=15 * i) for i in range(60)]
+    at_s = np.array([ts[-1].timestamp() + 1.0])
+    leak = np.where(np.arange(60) < 40, 0.6, 0.6 - (np.arange(60) - 40) * 0.028)
+    begun = np.where(np.arange(60) < 57, 0.95, 0.45)  # a job has filled half of the host within a sample
+    said = {}
+    for name, free in (("leak", leak), ("begun", begun)):
+        rows = pl.DataFrame({"ts": ts, "node": name, "host_mem_available_bytes": free, "host_mem_total_bytes": 1.0})
+        history = UnitHistory("host_memory", rows, BOOK)
+        said[name] = TrendForecaster().forecast(history.features(np.zeros(1, np.int64), at_s, "host_memory"))[0, -1]
+    assert said["leak"] > 0.5
+    assert said["begun"] <= 0.05
