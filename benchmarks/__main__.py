@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 
-ALL = ("store", "ingest", "remote_write", "nowcast", "windows", "api", "simulator", "retrain", "dashboards")
+ALL = ("store", "ingest", "remote_write", "nowcast", "units", "windows", "api", "simulator", "retrain", "dashboards")
 LONG = ("soak",)  # of many minutes: run where they are named only
 
 

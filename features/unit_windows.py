@@ -48,7 +48,7 @@ class Look(NamedTuple):
 
 LOOKS = {
     "host_memory": Look(0.10, 0.05, 0.005),
-    "fabric_congestion": Look(0.6, 0.5, 0.10),
+    "fabric_congestion": Look(0.25, 0.25, 0.10),
     "shortage": Look(np.inf, 8.0, 0.5),  # queues are few
 }
 # The pace of a minute is only trusted where it is more than noise.

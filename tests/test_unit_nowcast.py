@@ -178,7 +178,7 @@ def test_what_queues_were_like_outlives_a_restart(tmp_path):
     for second in range(780, 990, 15):
         live.tick(second, ports=False)
     assert (tmp_path / "c" / QUEUES).exists()
-    live.nowcast._remember_queues(0.0)
+    live.nowcast._remember_queues()
     again = Live(tmp_path)
     again.tick(990, ports=False)
     ring = again.nowcast.units.rings["shortage"]
