@@ -81,6 +81,7 @@ def play(
     *,
     tick_s: float = 15.0,
     is_fault_free: bool = False,
+    scale: float = 1.0,
     root: Path,
 ) -> tuple[dict[str, Count], list[dict[str, Any]], float, float]:
     """Run a cluster and the nowcasts that watch it.
@@ -92,6 +93,7 @@ def play(
         forecasters: Name to forecaster; each has a nowcast of its own.
         tick_s: Exporters and ticks, s.
         is_fault_free: Without disturbances and without hardware faults.
+        scale: Multiplies the base rates.
         root: Where snapshots are published.
 
     Returns:
@@ -103,7 +105,7 @@ def play(
     rates = Rates(thermal=0, nvlink=0, memory=0, hot_aisle=0) if is_fault_free else Rates()
     cluster = SimulatedCluster(
         nodes=nodes, seed=seed, start=START - timedelta(days=LEAD_D), tick_s=tick_s, gpu_model=MODEL, cluster=CLUSTER,
-        fault_scale=0.0 if is_fault_free else 1.0, rates=rates,
+        fault_scale=0.0 if is_fault_free else scale, rates=rates,
     )  # fmt: skip
     cluster.advance_jobs(START)
     names = cluster.topology.node_names
@@ -226,6 +228,7 @@ def main(
     seed: int = 21,
     *,
     is_fault_free: bool = False,
+    scale: float = 1.0,
     model: Path | None = None,
     has_model: bool = True,
 ) -> list[dict[str, Any]]:
@@ -235,7 +238,7 @@ def main(
         forecasters["model"] = trained(model)
     with tempfile.TemporaryDirectory() as root:
         counts, truth, gpu_hours, busy = play(
-            nodes, hours, seed, forecasters, is_fault_free=is_fault_free, root=Path(root)
+            nodes, hours, seed, forecasters, is_fault_free=is_fault_free, scale=scale, root=Path(root)
         )  # fmt: skip
     rows = [
         _row("GPU-hours watched", gpu_hours, ""),
@@ -259,12 +262,13 @@ if __name__ == "__main__":
     parser.add_argument("--nodes", type=int, default=32)
     parser.add_argument("--hours", type=float, default=6.0)
     parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the base rates")
     parser.add_argument("--fault-free", action="store_true")
     parser.add_argument("--no-model", action="store_true")
     parser.add_argument("--model", type=Path)
     asked = parser.parse_args()
     for row in main(
-        asked.nodes, asked.hours, asked.seed, is_fault_free=asked.fault_free, model=asked.model,
+        asked.nodes, asked.hours, asked.seed, is_fault_free=asked.fault_free, scale=asked.scale, model=asked.model,
         has_model=not asked.no_model,
     ):  # fmt: skip
         mark = {True: "met", False: "NOT met", None: ""}[row["met"]]

@@ -16,6 +16,7 @@ import numpy as np
 from scheduler_hints.scored import Alarm, Place, Scored
 
 CLEAR_S = 10.0  # an alarm has to look clear for this long
+SET_CLEAR_S = 60.0  # and for this long where its condition was set: jobs pause for checkpoints
 CLEAR_LOOKS = 2  # and at as many fresh samples
 SURE = 0.8  # P that needs no second look
 STALE_KEEP_S = 30.0  # an alarm without a fresh sample is kept for less than this after its last look
@@ -153,7 +154,8 @@ class Watches:
                 watch.clear_since_s = moment
         since = watch.clear_since_s
         watch.alarm.looked_s = now_s
-        if since is not None and watch.clear_looks >= CLEAR_LOOKS and moment - since >= CLEAR_S:
+        for_s = SET_CLEAR_S if watch.alarm.is_active else CLEAR_S
+        if since is not None and watch.clear_looks >= CLEAR_LOOKS and moment - since >= for_s:
             del self._watches[key]
 
 

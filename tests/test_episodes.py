@@ -294,3 +294,12 @@ def test_the_setting_of_a_class_reaches_its_hints(tmp_path):
     episodes = Nowcast("c", Publisher(tmp_path, "c"), config).episodes
     assert (episodes.threshold(LINKS).publish, episodes.threshold(LINKS).sure) == (0.9, 0.9)
     assert (episodes.threshold(THERMAL).publish, episodes.threshold(THERMAL).sure) == (0.5, 0.8)
+
+
+def test_a_pause_of_a_set_condition_ends_no_hint():
+    clock = Clock(Episodes("c"), Town(4))
+    (hint,) = clock.tick({}, active=[3])
+    lives = [[other.id for other in clock.tick({})] for _ in range(3)]
+    assert [other.id for other in clock.tick({}, active=[3])] == [hint.id]
+    assert lives == [[hint.id]] * 3
+    assert [len(clock.tick({})) for _ in range(5)] == [1, 1, 1, 1, 0]
