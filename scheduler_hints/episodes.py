@@ -7,6 +7,7 @@ Here belongs what becomes of hints from tick to tick; not the probabilities (`mo
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -75,8 +76,8 @@ class Episodes:
         for hint in published:
             key = _key(hint, self.cluster)
             if key is not None:
-                since = hint.since or datetime.now(UTC)
-                live = _Live(hint.id, since.timestamp(), hint.scope, (hint.scope, key))
+                since_s = hint.since.timestamp() if hint.since is not None else math.inf
+                live = _Live(hint.id, since_s, hint.scope, (hint.scope, key))
                 self._resumed[hint.bottleneck_class, hint.scope, key] = live
 
     def update(self, now: datetime, scores: Iterable[Scored], place: Place) -> list[Bottleneck]:
@@ -142,7 +143,9 @@ class Episodes:
             scope, key = _scope(group)
             before = min(claims[number], key=lambda live: (live.since_s, live.id), default=None)
             before = before or self._resumed.pop((name, scope, key), None)
-            since_s = before.since_s if before is not None else min(alarm.since_s for alarm in group.alarms)
+            since_s = before.since_s if before is not None else math.inf
+            if since_s == math.inf:  # new, or published by a version that did not tell
+                since_s = min(alarm.since_s for alarm in group.alarms)
             hint_id = before.id if before is not None else self._new_id(name, scope, key, now_s)
             is_set = any(alarm.is_active for alarm in group.alarms)
             set_since_s = before.set_since_s if before is not None and before.set_since_s is not None else now_s
