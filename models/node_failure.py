@@ -1,20 +1,22 @@
 """P(fault within 1 hour, 24 hours, 7 days) for each node and each of its GPUs.
 
-A hazard that adds up what the fleet does and what a node's own faults and signs still weigh (`models/recurrence.py`),
-mixed with climatology, the fleet's rate, the same for every node. How much each has to say at a horizon is learned by
-walking through the record: forecasts as they would have been made, on outcomes released since. Until the forecaster is
-fitted and has earned its place, climatology answers alone. Here belong the forecaster and its baselines; the record
-stands in `models/fault_history.py`, reasons in `models/node_risks.py`.
+Three voices, mixed: a hazard that adds up what the fleet does and what a node's own faults and signs still weigh
+(`models/recurrence.py`); the gamma–Poisson rate of the node, for what lasts; and climatology, the fleet's rate, the
+same for every node. How much each has to say at a horizon is learned by walking through the record: forecasts as they
+would have been made, on outcomes released since. Until the forecaster is fitted and has earned its place, climatology
+answers alone. Here belong the forecaster and its baselines; the record stands in `models/fault_history.py`, reasons in
+`models/node_risks.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 
 from models.fault_history import DAY_S, HOUR_S, FaultHistory
 from models.recurrence import PARTS, Recurrence, fit_recurrence
@@ -25,15 +27,15 @@ Ints = NDArray[np.int64]
 HORIZONS_S = {"p_1h": HOUR_S, "p_24h": DAY_S, "p_7d": 7 * DAY_S}
 CLIMATOLOGY_VERSION = "baseline:climatology"
 BASELINES = ("climatology", "repeat_offender", "own_rate")
-FORMAT = 2
+FORMAT = 4
 MIN_FAULTS = 30  # fewer say nothing about recurrence
 OFFENDER_S = 30 * DAY_S
 FILE = "node_failure.json"
 HIGH = 0.999
 # The walk that the model's say is learned by: its first moment, the least between fits, the most fits, nodes looked at.
 WALK_FROM_S, WALK_STEP_S, WALK_FITS, WALK_NODES, WALK_GRID_S = 21 * DAY_S, 7 * DAY_S, 26, 2_000, 0.5 * DAY_S
-SAY_PRIOR = 3.0  # looks that speak for either side
-SAYS = np.linspace(0.02, 0.98, 49)
+VOICES = ("hazard", "lasting", "climatology")
+SAY_PRIOR = np.array([3.0, 0.5, 3.0])  # looks that speak for each before any has been had
 
 
 class NodeModelError(ValueError):
@@ -50,13 +52,13 @@ class NodeFailureForecaster:
 
     Args:
         hazard: The fitted hazard.
-        say: Horizon name to the hazard's share of the forecast; climatology has the rest.
+        say: Horizon name to the shares of `VOICES` in the forecast; they sum to 1.
         version: Name in the registry.
     """
 
-    def __init__(self, hazard: Recurrence, say: Mapping[str, float], version: str = "") -> None:
+    def __init__(self, hazard: Recurrence, say: Mapping[str, Sequence[float]], version: str = "") -> None:
         self.hazard = hazard
-        self.say = dict(say)
+        self.say = {name: list(shares) for name, shares in say.items()}
         self.version = version
 
     @property
@@ -87,27 +89,35 @@ class NodeFailureForecaster:
     def forecast(self, history: FaultHistory, node: Ints, at_s: Floats) -> Floats:
         """P(fault) of nodes by horizon, shape (rows, 3); never falling with the horizon."""
         usual = history.fleet_rate(at_s)
-        expected = [self.hazard.expected(history, node, at_s, horizon_s) for horizon_s in HORIZONS_S.values()]
-        return self._mixed(expected, usual)
+        return self._mixed([
+            (self.hazard.expected(history, node, at_s, horizon_s), self.hazard.lasting(history, node, at_s, horizon_s),
+             usual * horizon_s)
+            for horizon_s in HORIZONS_S.values()
+        ])  # fmt: skip
 
     def forecast_gpus(self, history: FaultHistory, gpu: Ints, at_s: Floats) -> Floats:
         """P(fault) of GPUs by their codes in `history.gpus`, shape (rows, 3); never falling with the horizon."""
         usual = history.fleet_rate(at_s) * self.hazard.gpu_share / history.gpus_per_node[history.gpu_node[gpu]]
-        expected = [self.hazard.expected_of_gpus(history, gpu, at_s, horizon_s) for horizon_s in HORIZONS_S.values()]
-        return self._mixed(expected, usual)
+        hazard = self.hazard
+        return self._mixed([
+            (hazard.expected_of_gpus(history, gpu, at_s, horizon_s),
+             hazard.lasting_of_gpus(history, gpu, at_s, horizon_s), usual * horizon_s)
+            for horizon_s in HORIZONS_S.values()
+        ])  # fmt: skip
 
-    def _mixed(self, expected: list[Floats], usual: Floats) -> Floats:
-        out = np.empty((len(usual), len(HORIZONS_S)))
-        for i, (name, horizon_s) in enumerate(HORIZONS_S.items()):
-            say = self.say[name]
-            out[:, i] = -say * np.expm1(-expected[i]) - (1 - say) * np.expm1(-usual * horizon_s)
-        return np.minimum(np.maximum.accumulate(out, axis=1), HIGH)
+    def _mixed(self, expected: list[tuple[Floats, ...]]) -> Floats:
+        parts = [
+            sum(share * -np.expm1(-faults) for share, faults in zip(self.say[name], voices, strict=True))
+            for name, voices in zip(HORIZONS_S, expected, strict=True)
+        ]
+        return np.minimum(np.maximum.accumulate(np.stack(parts, axis=1), axis=1), HIGH)
 
     def to_files(self) -> dict[str, bytes]:
         """One JSON file."""
         body = {
             "format": FORMAT, "features": list(PARTS), "weights": self.hazard.weights.tolist(), "say": self.say,
-            "gpu_share": self.hazard.gpu_share, "same_share": self.hazard.same_share,
+            "gpu_share": self.hazard.gpu_share, "same_share": self.hazard.same_share, "shape": self.hazard.shape,
+            "fleet_rate": self.hazard.fleet_rate,
         }  # fmt: skip
         return {FILE: json.dumps(body, sort_keys=True).encode()}
 
@@ -125,23 +135,24 @@ class NodeFailureForecaster:
             weights = np.array(body["weights"], dtype=np.float64)
             if weights.shape != (len(PARTS),):
                 raise NodeModelError(f"{FILE}: {len(weights)} weights for {len(PARTS)} features; train again")
-            hazard = Recurrence(weights, float(body["gpu_share"]), float(body["same_share"]))
-            return cls(hazard, {name: float(body["say"][name]) for name in HORIZONS_S}, version)
+            others = (float(body[name]) for name in ("gpu_share", "same_share", "shape", "fleet_rate"))
+            hazard = Recurrence(weights, *others)
+            return cls(hazard, {name: [float(v) for v in body["say"][name]] for name in HORIZONS_S}, version)
         except KeyError as error:
             raise NodeModelError(f"{error} is missing; files: {', '.join(sorted(files))}") from None
         except (TypeError, ValueError) as error:
             raise NodeModelError(f"{FILE}: {error}") from None
 
 
-def _learned_say(history: FaultHistory, until_s: float, seed: int) -> dict[str, float]:
-    """The hazard's share at each horizon that would have served best, over forecasts made at past moments."""
+def _learned_say(history: FaultHistory, until_s: float, seed: int) -> dict[str, list[float]]:
+    """Shares of the voices at each horizon that would have served best, over forecasts made at past moments."""
     span = until_s - history.since
     first = history.since + min(WALK_FROM_S, 0.25 * span)
     step = max(WALK_STEP_S, (until_s - first) / WALK_FITS)
     nodes = np.arange(len(history.nodes))
     if len(nodes) > WALK_NODES:
         nodes = np.sort(np.random.default_rng(seed).choice(nodes, WALK_NODES, replace=False))
-    loss = {name: -SAY_PRIOR * (np.log(SAYS) + np.log1p(-SAYS)) for name in HORIZONS_S}
+    looks: dict[str, list[tuple[Floats, NDArray[np.bool_]]]] = {name: [] for name in HORIZONS_S}
     for begin in np.arange(first, until_s, step):
         hazard = fit_recurrence(history, begin)
         moments = np.arange(begin, min(begin + step, until_s), WALK_GRID_S)
@@ -151,21 +162,30 @@ def _learned_say(history: FaultHistory, until_s: float, seed: int) -> dict[str, 
         usual, nearest = history.fleet_rate(at), history.next_start_s(node, at)
         for name, horizon_s in HORIZONS_S.items():
             known = at + horizon_s <= until_s
-            came = nearest[known] <= horizon_s
-            p = -np.expm1(-hazard.expected(history, node[known], at[known], horizon_s))
-            q = -np.expm1(-usual[known] * horizon_s)
-            weight = min(1.0, WALK_GRID_S / horizon_s)  # a fault counts once, however many moments look at it
-            loss[name] += weight * _mixture_loss(p, q, came)
-    return {name: float(SAYS[np.argmin(values)]) for name, values in loss.items()}
+            of, when = node[known], at[known]
+            voices = (hazard.expected(history, of, when, horizon_s), hazard.lasting(history, of, when, horizon_s),
+                      usual[known] * horizon_s)  # fmt: skip
+            looks[name].append((-np.expm1(-np.stack(voices, axis=1)), nearest[known] <= horizon_s))
+    # A fault counts once, however many moments look at it.
+    return {name: _best_say(parts, min(1.0, WALK_GRID_S / HORIZONS_S[name])) for name, parts in looks.items()}
 
 
-def _mixture_loss(p: Floats, q: Floats, came: NDArray[np.bool_]) -> Floats:
-    """Log loss in all of each share in `SAYS` of p, the rest of q."""
-    out = np.empty(len(SAYS))
-    for i, say in enumerate(SAYS):
-        mixed = say * p + (1 - say) * q
-        out[i] = -np.log(np.clip(mixed[came], 1e-12, 1)).sum() - np.log1p(-np.clip(mixed[~came], 0, HIGH)).sum()
-    return out
+def _best_say(looks: list[tuple[Floats, NDArray[np.bool_]]], weight: float) -> list[float]:
+    """Shares with the least log loss in all, held towards those of `SAY_PRIOR`."""
+    p, came = np.concatenate([part for part, _ in looks]), np.concatenate([part for _, part in looks])
+    side = np.where(came[:, None], p, 1 - p)
+
+    def loss(logits: Floats) -> tuple[float, Floats]:
+        shares = np.exp(logits - logits.max())
+        shares /= shares.sum()
+        mixed = np.maximum(side @ shares, 1e-12)
+        slope = weight * (side / mixed[:, None]).sum(axis=0) + SAY_PRIOR / shares
+        value = -weight * np.log(mixed).sum() - SAY_PRIOR @ np.log(shares)
+        return float(value), -shares * (slope - float(slope @ shares))
+
+    found = minimize(loss, np.zeros(len(VOICES)), jac=True, method="L-BFGS-B", bounds=[(-6.0, 6.0)] * len(VOICES))
+    shares = np.exp(found.x - found.x.max())
+    return (shares / shares.sum()).tolist()
 
 
 def baseline(name: str, history: FaultHistory, node: Ints, at_s: Floats) -> Floats:

@@ -24,6 +24,7 @@ from models.outcome_scores import PREFIX, KindOutcome, judge_outcomes
 from models.outcome_verdicts import VERDICTS, Verdict, kind_words, start_words, verdicts
 from models.outcomes import LANDMARKS_S, join_outcomes
 from models.promotion import DRAWS, Interval
+from models.risk_outcomes import judge_risks, risk_words
 from models.start_plans import PLAN, churn_scores
 from pipelines.demand import kept_windows
 from pipelines.job_history import read_jobs
@@ -34,12 +35,14 @@ SPAN = timedelta(days=7)
 MAX_JOBS = 20_000  # of a week that are judged, drawn by a hash of their ids
 INPUTS_TASK = "inputs"
 _TASKS = {"failure": "job_failure"}  # kind → task, where the names differ
+_FAULTS_SEEN = timedelta(days=365)
 _AHEAD = timedelta(days=16)  # demand is forecast two weeks ahead
 _INSTANT = timedelta(microseconds=1)
 _SHOWN = {
     "runtime": ("male", "male_ratio", "coverage_80"), "remaining": ("male", "male_ratio", "coverage_80"),
     "wait": ("male", "male_ratio", "coverage_80", "churn_moved_share", "planned_male"),
     "failure": ("brier", "brier_ratio", "ece"),
+    "node_failure": ("log_loss_ratio_24h", "log_loss_ratio_7d", "happened_24h", "said_24h"),
     "demand": ("in_demand_mae_24h", "in_demand_mae_ratio_24h", "in_demand_coverage_80_24h", "windows_kept_share",
                "windows_confidence"),
 }  # fmt: skip
@@ -115,16 +118,23 @@ def score_outcomes(
             [cluster, begin - _AHEAD, begin, until],
         )
         windows = kept_windows(reader, cluster, begin, until)
+        risks = reader.query(_RISKS, [cluster, begin - SPAN, until])
+        faults = reader.query(
+            'SELECT * FROM core_faults WHERE "cluster" = ? AND start_time >= ? AND start_time < ?',
+            [cluster, until - _FAULTS_SEEN, until],
+        )
     history = JobHistory(jobs)
     joined = join_outcomes(forecasts, jobs, microseconds(begin), microseconds(until))
     found, rows = judge_outcomes(joined, history, draws=draws, seed=seed)
     if found["wait"].is_judged:
         found["wait"].scores += churn_scores(waits)
     found["demand"] = judge_demand(demand, jobs, begin, until, windows=windows, draws=draws, seed=seed)
+    found["node_failure"] = judge_risks(risks, faults, begin, until, draws=draws, seed=seed)
     shifts = input_shifts(history, microseconds(begin), microseconds(until))
     report.until, report.figures = until, _figures(found, shifts)
     report.verdicts, report.starts = verdicts(found, shifts), start_words(found["wait"])
-    report.kinds, report.demand = kind_words(found), demand_words(found["demand"])
+    report.kinds = [*kind_words(found), *risk_words(found["node_failure"])]
+    report.demand = demand_words(found["demand"])
     report.judged = {kind: outcome.rows for kind, outcome in found.items()}
     _count(report, jobs, begin, until, found["runtime"])
     rows = conform(rows.with_columns(pl.lit(cluster).alias("cluster")), "out_outcomes")
@@ -197,6 +207,14 @@ def _score_rows(found: dict[str, KindOutcome], shifts: list[Shift], cluster: str
         parts.append(score_rows(inputs, cluster, at, INPUTS_TASK, ""))
     return pl.concat(parts) if parts else pl.DataFrame(schema=schema("out_scores"))
 
+
+# The first publication of each node and day.
+_RISKS = """
+SELECT node, generated_at, p_1h, p_24h, p_7d, model_version FROM out_node_risks
+WHERE "cluster" = ? AND generated_at >= ? AND generated_at < ?
+QUALIFY row_number() OVER (PARTITION BY node, date_trunc('day', generated_at) ORDER BY generated_at) = 1
+ORDER BY node, generated_at
+"""
 
 # Jobs whose wait or run ended in the span, and the time that a landmark is counted from.
 _RELEASED = """

@@ -10,6 +10,7 @@ from models.fault_history import DAY_S, FaultHistory
 from models.lemons import LEMON_SCORE, lemons
 from models.node_failure import NodeFailureForecaster
 from models.node_risks import forecast_nodes
+from models.risk_outcomes import judge_risks, risk_words
 from tests.test_node_failure import S0, day, faults, nodes_frame
 
 SIGN = {"sign": "ecc", "amount": 1.0, "xid": None}
@@ -119,3 +120,27 @@ def test_a_lemon_is_told_in_words():
     }
     history = FaultHistory(record, list("abcd"), signs=told)
     assert lemons(history, told, None, (day(100) + timedelta(days=60)).timestamp())[0].words == []
+
+
+def test_published_risks_are_judged_by_what_came():
+    begin, until = day(100), day(107)
+    rows = pl.DataFrame(
+        [
+            {"node": f"n{i:02}", "generated_at": day(93 + d), "p_1h": 0.0001, "p_24h": 0.02,
+             "p_7d": 0.5 if i < 2 else 0.01, "model_version": "v1"}
+            for i in range(40) for d in range(14)
+        ]
+    )  # fmt: skip
+    record = faults([("n00", 97.5, 98), ("n01", 103.5, None), ("n39", 50, 51), ("n05", 107.5, None)])
+    outcome = judge_risks(rows, record, begin, until, draws=100)
+    # A week from days 94 to 100: n00 on four of them, n01 on four.
+    assert outcome.find("happened_7d").value == pytest.approx(8 / 280)
+    assert outcome.find("said_7d").value == pytest.approx((0.5 * 14 + 0.01 * 38 * 7) / 280)
+    # A day from days 100 to 106: n01 is in fault on three of them.
+    assert outcome.find("happened_24h").value == pytest.approx(1 / 277)
+    assert outcome.find("log_loss_ratio_7d", "climatology").value < 0.8
+    assert [line.split(":")[0] for line in risk_words(outcome)] == [
+        "node faults within 1 h", "node faults within 24 h", "node faults within 7 d",
+    ]  # fmt: skip
+    assert not judge_risks(rows.clear(), record, begin, until).is_judged
+    assert risk_words(judge_risks(rows.head(3), record, begin, until)) == []
