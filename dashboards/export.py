@@ -59,7 +59,8 @@ def register(server: flask.Flask, context: Context) -> None:
         if refused is not None:
             return refused
         node = asked.get("node")
-        columns = ("cluster", "node", "p_1h", "p_24h", "p_7d", "is_climatology", "reasons", "model_version")
+        columns = ("cluster", "node", "p_1h", "p_24h", "p_7d", "is_climatology", "lemon_score", "spare_rank", "reasons",
+                   "model_version")  # fmt: skip
         rows = [
             {**risk, "reasons": "; ".join(map(str, risk.get("reasons") or ()))}
             for risk in hints.items

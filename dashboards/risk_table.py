@@ -16,6 +16,7 @@ from dashboards.components import Column, age, badge, data_bar, model_badge, mod
 from dashboards.filters import Filters
 from dashboards.hints_reading import HintList
 from features.fleet import natural_key
+from models.lemons import LEMON_SCORE
 
 _RISKS = 12
 _FULL_RISK = {"p_1h": 0.05, "p_24h": 0.2, "p_7d": 0.5}
@@ -56,6 +57,11 @@ def risk_table(hints: HintList, asked: Filters, now: datetime, *, several: bool)
         marks = [model_badge(risk.get("model_version"))] if several_models else []
         if risk.get("is_climatology"):
             marks.append(badge("climatology", "rule", "The long-run rate only; nothing is known of this node"))
+        if float(risk.get("lemon_score") or 0.0) >= LEMON_SCORE:
+            marks.append(badge("lemon", "rule", "Half or more of the signals of bad hardware in 28 days"))
+        if worst := next(iter(risk.get("gpus") or ()), None):
+            told = f"{words.percent(worst.get('p_24h'), 2)} within 24 h: {'; '.join(worst.get('reasons') or ())}"
+            marks.append(badge(str(worst.get("gpu_uuid"))[:12], "", f"The likeliest of its GPUs, {told}"))
         name = str(risk.get("node"))
         rows.append(
             [

@@ -17,9 +17,9 @@ import polars as pl
 from models.fault_history import DAY_S, HOUR_S, FaultHistory
 
 SPAN_S = 28 * DAY_S
-# Signal and from where on it speaks.
+# Signal and from where on it speaks; an ECC error remaps a row, so that both are one.
 SIGNALS: dict[str, float] = {
-    "faults": 2, "same_gpu": 2, "down_hours": 48, "xid_codes": 2, "ecc": 1, "remaps": 1, "link_errors": 100,
+    "faults": 2, "same_gpu": 2, "down_hours": 48, "xid_codes": 2, "memory": 1, "link_errors": 100,
 }  # fmt: skip
 LEMON_SCORE = 3 / len(SIGNALS)  # as many signals make a lemon
 
@@ -134,7 +134,7 @@ def _signals(
     waiting = any(row.states for row, _ in shown.values())
     values = {
         "faults": float(faults), "same_gpu": float(max(of_gpu.values(), default=0)), "down_hours": down_hours,
-        "xid_codes": float(len(codes)), "ecc": sums["ecc"], "remaps": sums["remap"] + waiting,
+        "xid_codes": float(len(codes)), "memory": sums["ecc"] + sums["remap"] + waiting,
         "link_errors": sums["nvlink"],
     }  # fmt: skip
     said = [f"{n} of them on GPU {uuid}" for uuid, n in of_gpu.items() if n >= SIGNALS["same_gpu"]]

@@ -79,7 +79,7 @@ _ITEMS: dict[str, Any] = {
     ),
     "node-risks": NodeRisk(
         "alpha", "n7", 0.001, 0.02, 0.11, False, ["2 faults in 28 d, fleet median 0", "3 × XID 94 in 28 d"],
-        "node-20260314T020000", 2 / 7, 117, [GpuRisk("GPU-5d4c", 0.0006, 0.014, 0.08, ["3 × XID 94 in 28 d"])],
+        "node-20260314T020000", 2 / 6, 117, [GpuRisk("GPU-5d4c", 0.0006, 0.014, 0.08, ["3 × XID 94 in 28 d"])],
     ),
     "jobs": _JOB,
     "reservation-plans": ReservationPlan(

@@ -381,6 +381,11 @@ def test_equal_climatologies_are_one_sentence_and_a_risky_node_is_a_table():
     made = risk_table(HintList("fresh", items=risky), filters.Filters(), NOW, several=False)
     assert "<table" in markup(made)
     assert markup(made).index("n99") < markup(made).index("n0")
+    assert "lemon" not in markup(made)
+    gpu = {"gpu_uuid": "GPU-5d4c9a1e-0000", "p_24h": 0.2, "reasons": ["2 × XID 63 in 28 d"]}
+    risky[-1] |= {"lemon_score": 0.5, "gpus": [gpu]}
+    told = markup(risk_table(HintList("fresh", items=risky), filters.Filters(), NOW, several=False))
+    assert all(word in told for word in ("lemon", "GPU-5d4c9a1e", "2 × XID 63 in 28 d"))
 
 
 # --- the application without a browser ----------------------------------------------------------------------------
