@@ -109,6 +109,7 @@ def measure(gpus: int, share: float, *, has_text: bool) -> dict[str, float]:
         out["bottlenecks"] = float(status["bottlenecks"])
         out["ring_mib"] = status["ring_bytes"] / 2**20
         out["problems"] = float(len(status["problems"]))
+        print(*status["problems"].items(), sep="\n", file=sys.stderr)
     out["memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return out
 

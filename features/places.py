@@ -22,6 +22,7 @@ from features.thresholds import ThresholdBook
 Ints = NDArray[np.int64]
 
 _MIN_CAPACITY = 1_024
+_MANY_JOBS = 1_000
 _NEVER = -2  # as a job's code: a job begins with the next sample
 FORGET_S = 3_600.0  # a GPU that has been silent for this long gives its place up
 
@@ -103,8 +104,8 @@ class GpuPlaces:
         """
         keep = np.flatnonzero(now_s - self.last_ts[: self.count] <= after_s)
         had, have = self.count, len(keep)
-        if have == had:
-            return 0
+        if have == had and len(self.roster.job_ids) <= max(_MANY_JOBS, 2 * had):
+            return 0  # names of jobs that have ended are given up too where they pile up
         for array in self._arrays():
             array[:have] = array[keep]
         self._ring.keep(keep)

@@ -99,6 +99,15 @@ class _Tier:
         place = self.place[quantity]
         return _measured(self.steps[gpu, slot, place], self.step[place])
 
+    def give(self, gpu: Ints, slot: Ints, quantity: int, told: Floats) -> None:
+        """Replace a quantity of samples."""
+        place = self.place[quantity]
+        if quantity in self.coarse:
+            steps = np.clip(np.rint(told / self.step[place]), -MOST_STEPS, MOST_STEPS)
+            self.steps[gpu, slot, place] = np.where(np.isnan(steps), _NONE, steps)
+        else:
+            self.values[gpu, slot, place] = told
+
     def forget(self, gpu: Ints, slot: Ints, quantity: int) -> None:
         """Take a quantity of samples for not measured."""
         array, none = (self.steps, _NONE) if quantity in self.coarse else (self.values, np.nan)
@@ -179,13 +188,13 @@ class Ring:
                 tier.forget(gpu[row], slot, quantity)
 
     def use_util(self, gpu: Ints, since_s: Times, until_s: Times, quantity: int) -> None:
-        """Give utilisation for a quantity, none that is kept in steps, that stands at 0 within spans."""
+        """Give utilisation for a quantity that stands at 0 within spans."""
         for tier in (self.near, self.far):
             row, slot = self._within(tier, gpu, since_s, until_s)
             row = gpu[row]
-            place = tier.place[quantity]
-            idle = tier.values[row, slot, place] == 0
-            tier.values[row[idle], slot[idle], place] = tier.util[row[idle], slot[idle]]
+            idle = tier.column(row, slot, quantity) == 0
+            row, slot = row[idle], slot[idle]
+            tier.give(row, slot, quantity, tier.util[row, slot].astype(np.float32))
 
     @staticmethod
     def _within(tier: _Tier, gpu: Ints, since_s: Times, until_s: Times) -> tuple[Ints, Ints]:

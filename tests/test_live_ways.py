@@ -242,3 +242,17 @@ def test_what_is_remembered_is_of_the_job_that_still_runs() -> None:
     gone.observe(newest.head(1))
     assert gone.forget(at(900).timestamp()) == 7  # who never came back gives the place up
     assert gone.uuids == ["GPU-0000"]
+
+
+def test_names_of_jobs_that_have_ended_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("features.places._MANY_JOBS", 10)
+    ring = RingWindow(BOOK)
+    samples = frame(gang(seconds=600))
+    for tick in range(40):
+        ring.observe(samples.filter(pl.col("ts") == at(15 * tick)).with_columns(job_id=pl.lit(f"j{tick // 2}")))
+    before = ring.features(np.arange(8), "thermal_throttle", at(600).timestamp()).matrix
+    assert len(ring.job_ids) == 20
+    assert ring.forget(at(600).timestamp()) == 0
+    assert ring.job_ids == ["j19"]
+    assert [ring.job_id(gpu) for gpu in range(8)] == ["j19"] * 8
+    np.testing.assert_array_equal(ring.features(np.arange(8), "thermal_throttle", at(600).timestamp()).matrix, before)

@@ -302,3 +302,20 @@ def test_memory_is_bounded_by_gpus_alone():
     assert sizes[0] == sizes[1]
     assert sizes[0] / len(ring.last_ts) < 3_800
     assert len(INDEX) == len(QUANTITIES)
+
+
+def test_utilisation_stands_in_for_a_quantity_that_is_kept_in_steps_and_touches_no_other():
+    ring = Ring(has_util=True, quantities=3, coarse={1: 1 / 16384, 2: 1 / 128})
+    ring.grow(2)
+    gpu = np.array([0, 1])
+    values = np.array([[5.0, 0.0], [0.0, 0.5], [61.0, 62.0]], dtype=np.float32)
+    for second in (0.0, 12.0, 24.0):
+        ring.put(gpu, np.full(2, 1e9 + second), values, np.array([0.75, 0.25], dtype=np.float32))
+    ring.use_util(gpu, np.full(2, 1e9 + 5.0), np.full(2, 1e9 + 30.0), 1)
+    got, ts, _ = ring.gather(gpu, np.full(2, 1e9 + 24.0))
+    is_there = ~np.isnan(ts[0])
+    assert got[0, 0, is_there].tolist() == [5.0] * 3
+    assert got[0, 1, is_there].tolist() == [0.0] * 3  # a 0 of another quantity stays
+    assert got[1, 0, is_there].tolist() == [0.0, 0.75, 0.75]
+    assert got[1, 1, is_there].tolist() == [0.5] * 3
+    assert got[2, 0, is_there].tolist() == [61.0] * 3
