@@ -20,7 +20,14 @@ import click
 from features.classes import CLASSES
 
 VERSION = "0.1.0"
-TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")  # here too, so that `--help` stays quick
+TASKS = (
+    "runtime",
+    "wait",
+    "job_failure",
+    "node_failure",
+    "bottleneck",
+    "level",
+)  # here too, so that `--help` stays quick
 
 
 JOB_BACKTESTS = ("runtime", "remaining", "wait", "failure")
@@ -581,7 +588,7 @@ def slurm_agent_release() -> None:
 def models() -> None:
     """Look at models, promote, roll back.
 
-    TASK is one of runtime, wait, job_failure, node_failure, bottleneck.
+    TASK is one of runtime, wait, job_failure, node_failure, bottleneck, level.
     """
 
 

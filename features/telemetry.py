@@ -15,6 +15,7 @@ from features.cleaning_live import Courses
 from features.conditions import CLASSES, DISTANCE, INDEX
 from features.intake import AHEAD_S, Intake
 from features.peers import Neighbours, peer_features
+from features.ring import Windows
 from features.thresholds import ThresholdBook
 from features.windows import FEATURES, FeatureBlock, screen, window_features
 
@@ -116,6 +117,14 @@ class RingWindow(Intake):
             )
         matrix = np.concatenate(parts) if parts else np.zeros((0, len(FEATURES)), dtype=np.float32)
         return FeatureBlock(bottleneck_class, gpus, np.full(len(gpus), now_s), matrix)
+
+    def windows(self, gpus: NDArray[np.int64]) -> Windows:
+        """Gathered windows of some GPUs, each up to its newest sample."""
+        return self._ring.gather(gpus, self.last_ts[gpus])
+
+    def limits(self, name: str, gpus: NDArray[np.int64]) -> NDArray[np.float64]:
+        """A limit of `Thresholds` of some GPUs, NaN where it is not known."""
+        return self._limits[name][gpus].astype(np.float64)
 
     def job_id(self, gpu: int) -> str | None:
         """Job on a GPU by its newest sample."""

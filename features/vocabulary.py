@@ -339,7 +339,8 @@ _COLUMNS: tuple[Column, ...] = (
     _c(
         "task",
         STR,
-        "Forecasting task: runtime, job_failure, node_failure, wait, bottleneck; published_…: as published; inputs",
+        "Forecasting task: runtime, job_failure, node_failure, wait, bottleneck, level; published_…: as published; "
+        "inputs",
     ),
     _c("released_at", TIME, "When the outcome was known: the start of the job for its wait, else its end"),
     _c(

@@ -34,13 +34,12 @@ from models.onsets import PURGE_S, Rows, course, sample_rows
 from models.promotion import decide, mean_interval
 from models.registry import Registry, RegistryError
 from models.training import TABLE, TrainingReport, act
+from models.training_scores import MAX_SAMPLES, Score, metrics, moment_text, score_rows, some_nodes
 from models.unit_training import unit_histories
 from models.versions import configuration_id, full_configuration, what_changed
 
-MAX_SAMPLES = 8_000_000  # rows of samples held at once; beyond, whole nodes are drawn
 TEST_SHARE = 0.30  # of the record of faults
 GRID_S = 6 * 3_600.0  # moments at which nodes are judged
-_Score = tuple[str, str, float, float | None, float | None, int]
 
 
 def train_bottleneck(
@@ -74,17 +73,17 @@ def train_bottleneck(
         OSError: The registry's disk refused.
     """
     task = "bottleneck"
-    seen = _some_nodes(samples.filter(pl.col("ts") <= at), max_samples, seed)
+    seen = some_nodes(samples.filter(pl.col("ts") <= at), max_samples, seed)
     book = ThresholdBook.from_nodes(nodes, overrides=limits)
     if not seen.height:
-        return TrainingReport(task, None, False, "trend stays: no samples", _rows_of_scores([], cluster, at, task, ""))
+        return TrainingReport(task, None, False, "trend stays: no samples", score_rows([], cluster, at, task, ""))
     racks = None if nodes is None or "rack" not in nodes.columns else dict(nodes.select("node", "rack").iter_rows())
     history = SampleHistory(seen, book, node_samples=node_samples, stale_s=stale_s, racks=racks)
     del seen, samples
     span_s = float(history.ts.max() - history.ts.min())
     if span_s < 10 * PURGE_S:
         reason = f"trend stays: samples span {span_s / 3600:.1f} h, {10 * PURGE_S / 3600:.1f} h are needed"
-        return TrainingReport(task, None, False, reason, _rows_of_scores([], cluster, at, task, ""))
+        return TrainingReport(task, None, False, reason, score_rows([], cluster, at, task, ""))
     known_jobs = None if jobs is None else jobs.filter(pl.col("end_time") <= at)
     units = unit_histories(
         history, book, at, node_samples=node_samples, port_samples=port_samples, jobs=jobs, nodes=nodes
@@ -95,7 +94,7 @@ def train_bottleneck(
     judgement = judge(history, courses, _bottleneck_champion(registry), seed=seed, threads=threads, units=units)
     if judgement.model is None or not judgement.classes:
         _, reason = act(registry, task, "", judgement, expected, at)
-        scores = _rows_of_scores(judgement.scores, cluster, at, task, "")
+        scores = score_rows(judgement.scores, cluster, at, task, "")
         return TrainingReport(task, None, False, reason, scores, is_judged=judgement.is_judged)
     begin, end = float(history.ts.min()), float(history.ts.max())
     rows = {
@@ -108,15 +107,15 @@ def train_bottleneck(
         "configuration": configuration_id(task, bottleneck.configuration()),
         "configuration_parts": full_configuration(task, bottleneck.configuration()),
         "seed": seed, "snapshot_id": snapshot_id,
-        "classes": model.classes, "span": [_text(begin), _text(end)], "samples": len(history.ts),
+        "classes": model.classes, "span": [moment_text(begin), moment_text(end)], "samples": len(history.ts),
         "onsets": {name: len(one.onset_row) for name, one in courses.items()}, "calibration": model.calibration,
         "importance": {name: model.importance(name) for name in model.classes},
-        "metrics": _metrics(judgement.scores), "decision": judgement.reason,
+        "metrics": metrics(judgement.scores), "decision": judgement.reason,
         "judged_against": expected, "summary": f"{', '.join(model.classes)}: {judgement.reason}",
     }  # fmt: skip
     version = registry.save(task, {**model.to_files(), TABLE: _table(rows, of)}, card)
     promoted, reason = act(registry, task, version, judgement, expected, at)
-    scores = _rows_of_scores(judgement.scores, cluster, at, task, version)
+    scores = score_rows(judgement.scores, cluster, at, task, version)
     facts = {"classes": model.classes, "onsets": card["onsets"], "samples": card["samples"]}
     return TrainingReport(task, version, promoted, reason, scores, facts, judgement.is_judged)
 
@@ -139,17 +138,6 @@ def train_bottleneck_again(registry: Registry, version: str, *, threads: int = 1
         columns = (part[column].to_numpy() for column in ("node", "job", "onset_in_s", "known_s", "weight"))
         rows[str(name)] = Rows(block, *columns)
     return HazardForecaster.fit(rows, seed=loaded.card["seed"], threads=threads)
-
-
-def _some_nodes(samples: pl.DataFrame, max_samples: int, seed: int) -> pl.DataFrame:
-    """All samples, or those of nodes drawn at random until the budget is met; jobs' peers on other nodes are lost."""
-    if samples.height <= max_samples:
-        return samples
-    counts = samples.group_by("node").len().sort("node")
-    order = np.random.default_rng(seed).permutation(counts.height)
-    total = np.cumsum(counts["len"].to_numpy()[order])
-    kept = counts["node"].gather(order[total <= max_samples])
-    return samples.filter(pl.col("node").is_in(kept.implode()))
 
 
 def _bottleneck_champion(registry: Registry) -> tuple[str, HazardForecaster, float, bool] | None:
@@ -219,16 +207,17 @@ def train_node_failure(
         model = NodeFailureForecaster.fit(history, now_s, seed=seed)
         verdict, scores = _judge_nodes(history, registry, now_s, seed)
     except NodeModelError as error:
-        empty = _rows_of_scores([], cluster, at, task, "")
+        empty = score_rows([], cluster, at, task, "")
         return TrainingReport(task, None, False, f"climatology stays: {error}", empty)
     card = {
         "trained_at": at, "cluster": cluster, "features": list(node_failure.configuration()["features"]),
         "configuration": configuration_id(task, node_failure.configuration()),
         "configuration_parts": full_configuration(task, node_failure.configuration()),
         "seed": seed, "snapshot_id": snapshot_id,
-        "span": [_text(history.since), _text(now_s)], "faults": len(history.start), "nodes": len(history.nodes),
+        "span": [moment_text(history.since), moment_text(now_s)],
+        "faults": len(history.start), "nodes": len(history.nodes),
         "weights": model.weights, "say": model.say, "gpu_share": model.hazard.gpu_share,
-        "same_share": model.hazard.same_share, "metrics": _metrics(scores), "decision": verdict.reason,
+        "same_share": model.hazard.same_share, "metrics": metrics(scores), "decision": verdict.reason,
         "judged_against": expected,
         "summary": f"{len(history.start)} faults of {len(history.nodes)} nodes: {verdict.reason}",
     }  # fmt: skip
@@ -238,7 +227,7 @@ def train_node_failure(
     version = registry.save(task, {**model.to_files(), TABLE: buffer.getvalue()}, card)
     promoted, reason = act(registry, task, version, verdict, expected, at)
     return TrainingReport(
-        task, version, promoted, reason, _rows_of_scores(scores, cluster, at, task, version),
+        task, version, promoted, reason, score_rows(scores, cluster, at, task, version),
         {"faults": len(history.start), "nodes": len(history.nodes)}, verdict.is_judged,
     )  # fmt: skip
 
@@ -265,7 +254,7 @@ class _NodeVerdict:
 
 def _judge_nodes(
     history: FaultHistory, registry: Registry, now_s: float, seed: int
-) -> tuple[_NodeVerdict, list[_Score]]:
+) -> tuple[_NodeVerdict, list[Score]]:
     """Challenger fitted at the cut, on the newest part of the record, against the champion and the baselines."""
     cut = now_s - TEST_SHARE * (now_s - history.since)
     challenger = NodeFailureForecaster.fit(history, cut, seed=seed)
@@ -283,7 +272,7 @@ def _judge_nodes(
     count = np.maximum((~np.isnan(usual)).sum(axis=0), 1)
     unit = np.where(np.isnan(usual).all(axis=0), np.nan, np.nansum(usual, axis=0) / count)
     pooled = {name: np.nansum(loss / unit, axis=1) for name, loss in losses.items()}
-    scores: list[_Score] = []
+    scores: list[Score] = []
     for i, horizon in enumerate(HORIZONS_S):
         known = ~np.isnan(losses[""][:, i])
         if not known.any():
@@ -330,29 +319,3 @@ def _node_champion(registry: Registry) -> tuple[str, NodeFailureForecaster, floa
     model.version = loaded.version
     is_same = not what_changed("node_failure", loaded.card, node_failure.configuration())
     return loaded.version, model, datetime.fromisoformat(loaded.card["trained_at"]).timestamp(), is_same
-
-
-# --- both -------------------------------------------------------------------------------------------------
-
-
-def _metrics(scores: list[_Score]) -> list[dict[str, Any]]:
-    return [
-        {"metric": m, "baseline": b, "value": v if np.isfinite(v) else None, "low": low, "high": high, "count": n}
-        for m, b, v, low, high, n in scores
-    ]
-
-
-def _rows_of_scores(scores: list[_Score], cluster: str, at: datetime, task: str, version: str) -> pl.DataFrame:
-    rows = [
-        {
-            "ts": at, "cluster": cluster, "task": task, "model_version": version, "baseline": b, "metric": m,
-            "value": v, "low": low, "high": high, "count": n,
-        }
-        for m, b, v, low, high, n in scores
-        if np.isfinite(v)
-    ]  # fmt: skip
-    return conform(pl.DataFrame(rows, schema=schema("out_scores")), "out_scores")
-
-
-def _text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, tz=UTC).isoformat()

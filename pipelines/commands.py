@@ -13,7 +13,7 @@ from pipelines.compose import CommandError, clusters_of, open_store
 from pipelines.settings import Settings
 from pipelines.words import counted, with_name, without_name
 
-TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")
+TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck", "level")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST_S = 3650 * 86_400.0
 

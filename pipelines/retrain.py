@@ -27,7 +27,7 @@ from pipelines.store import Reader, Store
 
 log = logging.getLogger(__name__)
 
-TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck")
+TASKS = ("runtime", "wait", "job_failure", "node_failure", "bottleneck", "level")
 JOB_DAYS = 365.0
 FAULT_DAYS = 730.0
 
@@ -128,8 +128,26 @@ def _faults(reader: Reader, _: Settings, cluster: str, now: datetime) -> dict[st
 
 
 def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) -> dict[str, Any]:
-    from models.training_hardware import MAX_SAMPLES
     from models.unit_training import QUEUE_DAYS
+
+    since, nodes, frames = _telemetry(reader, settings, cluster, now)
+    return {
+        **frames,
+        "port_samples": _port_samples(reader, cluster, since, now, nodes, settings.training.seed),
+        "jobs": read_jobs(reader, cluster, min(since, now - timedelta(days=QUEUE_DAYS))),
+        "excluded": read_exclusions(reader, cluster, since, now, drained_since=now - timedelta(hours=1)),
+    }
+
+
+def _levels(reader: Reader, settings: Settings, cluster: str, now: datetime) -> dict[str, Any]:
+    return _telemetry(reader, settings, cluster, now)[2]
+
+
+def _telemetry(
+    reader: Reader, settings: Settings, cluster: str, now: datetime
+) -> tuple[datetime, list[str] | None, dict[str, Any]]:
+    """Since when, of which nodes (None: all), and what windows of GPUs are made of."""
+    from models.training_scores import MAX_SAMPLES
 
     since = now - timedelta(hours=settings.training.telemetry_hours)
     nodes = sampled_nodes(reader, cluster, since, now, MAX_SAMPLES, settings.training.seed)
@@ -138,16 +156,14 @@ def _samples(reader: Reader, settings: Settings, cluster: str, now: datetime) ->
     where = f'WHERE "cluster" = ? AND ts >= ? AND ts < ?{chosen}'
     names = ", ".join((*GPU_KEYS, *(name for name in INPUTS if name in GPU_QUANTITIES)))
     interval_s = settings.cluster(cluster).exporter_interval_s
-    return {
+    frames = {
         "samples": reader.query(f"SELECT {names} FROM core_gpu_samples {where} ORDER BY gpu_uuid, ts", parameters),
         "node_samples": reader.query(f"SELECT * FROM core_node_samples {where} ORDER BY node, ts", parameters),
-        "port_samples": _port_samples(reader, cluster, since, now, nodes, settings.training.seed),
-        "jobs": read_jobs(reader, cluster, min(since, now - timedelta(days=QUEUE_DAYS))),
         "nodes": read_nodes(reader, cluster),
         "stale_s": 2 * interval_s + 5.0,  # as the nowcast sees peers
         "limits": settings.ingest.limits,
-        "excluded": read_exclusions(reader, cluster, since, now, drained_since=now - timedelta(hours=1)),
     }
+    return since, nodes, frames
 
 
 def _port_samples(
@@ -190,6 +206,7 @@ _TRAINERS = {
     "job_failure": ("models.training", "train_job_failure"),
     "node_failure": ("models.training_hardware", "train_node_failure"),
     "bottleneck": ("models.training_hardware", "train_bottleneck"),
+    "level": ("models.training_levels", "train_level"),
 }
 _READ: dict[str, Callable[[Reader, Settings, str, datetime], dict[str, Any]]] = {
     "runtime": _jobs,
@@ -197,4 +214,5 @@ _READ: dict[str, Callable[[Reader, Settings, str, datetime], dict[str, Any]]] = 
     "job_failure": _jobs,
     "node_failure": _faults,
     "bottleneck": _samples,
+    "level": _levels,
 }

@@ -48,6 +48,9 @@ class Episodes:
         publish_probability: A bottleneck is published from this probability on.
         thresholds: Classes with a threshold of their own.
         stale_keep_s: How long a hint outlives the last fresh sample of its units, s.
+
+    Attributes:
+        worst: Id of each hint of the last `update` whose units are GPUs to the GPU on which it is likeliest.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Episodes:
         self._live: dict[str, list[_Live]] = defaultdict(list)
         self._resumed: dict[tuple[str, str, str], _Live] = {}
         self._resumed_until_s: float | None = None
+        self.worst: dict[str, str] = {}
 
     def threshold(self, bottleneck_class: str) -> Threshold:
         """What it takes to publish a class."""
@@ -96,6 +100,7 @@ class Episodes:
             self._resumed.clear()
         by_class = {scored.bottleneck_class: scored for scored in scores}
         hints: list[Bottleneck] = []
+        self.worst = {}
         for name in [*by_class, *(name for name in self._watches if name not in by_class)]:
             watches = self._watches.setdefault(name, Watches(self.threshold(name)))
             alarms = watches.update(now_s, by_class.get(name), place, self._known(name, place), self.stale_keep_s)
@@ -165,6 +170,8 @@ class Episodes:
     ) -> Bottleneck:  # fmt: skip
         alarms, name, now_s = group.alarms, explanation.bottleneck_class, now.timestamp()
         worst = max(alarms, key=lambda alarm: alarm.highest)
+        if worst.unit == "gpu":
+            self.worst[live.id] = worst.key
         is_active = any(alarm.is_active for alarm in alarms)
         p = np.ones(len(HORIZONS_S))
         if not is_active:

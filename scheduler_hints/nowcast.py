@@ -31,6 +31,7 @@ from models.trend import BottleneckForecaster, TrendForecaster
 from scheduler_hints.episodes import Episodes, Scored
 from scheduler_hints.inventory import Inventory
 from scheduler_hints.journal import Journal
+from scheduler_hints.level_courses import LevelCourses
 from scheduler_hints.nowcast_status import STATUS, status_of
 from scheduler_hints.offers import offered
 from scheduler_hints.pace import Pace
@@ -121,6 +122,7 @@ class Nowcast:
         self.units = UnitNowcast(book, self.config.stale_s, queue_stale_s)
         self.inventory = Inventory()
         self.problems: dict[str, str] = {}
+        self.levels = LevelCourses(registry, self.problems)
         self.timings_s: dict[str, float] = {}
         self.ticks = 0
         self.samples_total = 0
@@ -300,6 +302,8 @@ class Nowcast:
         foreseen = self.episodes.update(now, scores, place) if age.size else []
         self._bottlenecks = offered(foreseen, horizon, self.config.publish_probability, self.config.publish_by_class)
         mark = lap("episodes", mark)
+        self._bottlenecks = self.levels.attach(self._bottlenecks, self.episodes.worst, self.window, now_s)
+        mark = lap("levels", mark)
         self._publish_bottlenecks(age, horizon)
         mark = lap("publish", mark)
         self._publish_windows(now, horizon)
@@ -453,6 +457,7 @@ class Nowcast:
 
     def _reload(self) -> None:
         """Take over the registry's champion when it has changed; a damaged one leaves the present forecaster alone."""
+        self.levels.reload()
         if self.registry is None:
             return
         try:

@@ -37,6 +37,27 @@ class Cause(msgspec.Struct, frozen=True):
     evidence: str
 
 
+class LevelCourse(msgspec.Struct, frozen=True):
+    """How the level that tells a bottleneck's class goes on over the next two minutes, on one GPU.
+
+    The GPU is the one of the hint's on which it is likeliest. `quantity` is `gpu_temp_c` (°C), `gpu_power_w` (W),
+    `nvlink_fill_ratio` (share of the achievable rate) or `fb_free_gib` (free device memory, GiB; the limit is below).
+    `now` is the newest reading; `q10`, `q50`, `q90` give, by horizon in seconds as of `probabilities`, what the level
+    stays under with 10, 50 and 90 %; they never cross. `limit` is null where it is not known. `model_version` is
+    `baseline:persistence` where no model has earned its place: the level stays, within what it has moved by lately.
+    """
+
+    gpu_uuid: str
+    quantity: str
+    unit: str
+    now: float
+    limit: float | None
+    q10: dict[str, float]
+    q50: dict[str, float]
+    q90: dict[str, float]
+    model_version: str
+
+
 class Bottleneck(msgspec.Struct, frozen=True):
     """A bottleneck whose onset is foreseen, one per class and common cause.
 
@@ -51,6 +72,7 @@ class Bottleneck(msgspec.Struct, frozen=True):
     `severity`: `page` needs a person now, `ticket` in working hours, `info` programs alone.
     `advice`: `action` in words.
     `unit`: name of the link (node/device/port) or queue, for those scopes; the jobs of a queue's hint wait in it.
+    `levels`: course of the class's quantity on the GPU it is likeliest on; null where it is not measured.
     """
 
     id: str
@@ -79,6 +101,7 @@ class Bottleneck(msgspec.Struct, frozen=True):
     unit: str | None = None
     causes: list[Cause] = []
     advice: str = ""
+    levels: LevelCourse | None = None
 
 
 class Window(msgspec.Struct, frozen=True):

@@ -122,7 +122,7 @@ def test_forecasts_move_only_with_the_version(figures, task):
 
 
 def test_every_task_has_a_version_and_configurations_name_what_differs():
-    assert {*TASKS, "node_failure", "bottleneck"} == set(VERSIONS)
+    assert {*TASKS, "node_failure", "bottleneck", "level"} == set(VERSIONS)
     with pytest.raises(KeyError, match="there are: runtime"):
         full_configuration("weather", {})
     now = {"features": ["a", "b"], "size": {"trees": 3}, "folds": (0.5,)}

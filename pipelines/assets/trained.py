@@ -19,6 +19,7 @@ _DEPS = {
     "job_failure": ["core_jobs"],
     "node_failure": ["core_faults", "core_nodes"],
     "bottleneck": ["core_gpu_samples", "feat_labels", "core_jobs", "core_nodes"],
+    "level": ["core_gpu_samples", "core_nodes"],
 }
 
 
