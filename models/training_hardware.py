@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from features.history import SampleHistory
 from features.thresholds import ThresholdBook
 from features.unit_history import UnitHistory
 from features.unit_windows import UNIT_FEATURES
-from features.vocabulary import conform, schema
 from features.windows import FEATURES, FeatureBlock
 from models import bottleneck, node_failure
 from models.bottleneck import HazardForecaster

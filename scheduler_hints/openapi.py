@@ -36,6 +36,7 @@ from scheduler_hints.schema import (
     GpuRisk,
     JobForecast,
     JobProgress,
+    LevelCourse,
     NodeRisk,
     Quantiles,
     Reclaimable,
@@ -73,6 +74,11 @@ _ITEMS: dict[str, Any] = {
         ["margin to slowdown falls by 4 °C a minute"], "bottleneck-20260314T020000", since=_AT, nodes=["n7"],
         causes=[Cause("gpu", "GPU-5f", 1.0, 1.0, "cooling of this GPU alone: none elsewhere")],
         advice="Hold a spare node for the job.",
+        levels=LevelCourse(
+            "GPU-5f", "gpu_temp_c", "°C", 83, 90, {"30": 84.2, "60": 87.6, "90": 88.4, "120": 88.9},
+            {"30": 85.6, "60": 89.2, "90": 90.7, "120": 91.4}, {"30": 86.9, "60": 90.8, "90": 92.6, "120": 93.5},
+            "level-20260314T020000",
+        ),
     ),
     "backfill-windows": Window(
         "w-n3-n4", "alpha", ["n3", "n4"], 16, _AT, _LATER, 7200, 0.9, "rack", "r1", "p1", "4711", ["4712"]

@@ -120,7 +120,7 @@ def test_the_graph_is_whole_and_every_table_is_an_asset():
     assert deps["core_gpu_samples"] == ["core_jobs", "raw_gpu_samples"]
     assert deps["out_job_forecasts"] == ["core_jobs", "model_job_failure", "model_runtime", "model_wait"]
     assert deps["out_hints"] == ["nowcast"]
-    assert deps["nowcast"] == ["model_bottleneck", "out_job_forecasts"]
+    assert deps["nowcast"] == ["model_bottleneck", "model_level", "out_job_forecasts"]
     assert not graph.get(dg.AssetKey("nowcast")).is_materializable
     assert all(graph.get(key).owners for key in graph.get_all_asset_keys())
 

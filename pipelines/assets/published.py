@@ -18,7 +18,7 @@ from pipelines.steps import load_hints_of, publish_jobs_of, publish_nodes_of
 
 NOWCAST = dg.AssetSpec(
     NOWCAST_ASSET,
-    deps=["model_bottleneck", "out_job_forecasts"],
+    deps=["model_bottleneck", "model_level", "out_job_forecasts"],
     description="Bottlenecks, windows and plans, published every tick by a process of its own; it reports each minute.",
     group_name="nowcast",
     owners=OWNERS,
