@@ -33,6 +33,7 @@ def read_filters(context: Context, search: str | None) -> Filters:
             "rack": filters.name,
             "colour": one_of(["bottleneck", "risk"]),
             "rows": one_of(["all"]),
+            "hint": filters.name,
         },
     )
 

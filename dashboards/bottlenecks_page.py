@@ -28,6 +28,8 @@ from dashboards.components import attributes, choices, csv_link, milliseconds, n
 from dashboards.filters import Filters
 from dashboards.foresight import Foreseen
 from dashboards.hints_reading import HintList
+from dashboards.level_fan import HEIGHT, fan
+from dashboards.level_parts import course_head, told_hint
 from dashboards.page import (
     Context,
     Page,
@@ -94,6 +96,9 @@ def layout() -> list[Any]:
             className="card",
             **attributes(aria_label="Foreseen bottlenecks"),
         ),
+        section("Course of the level", html.Div(
+            [place("bottlenecks-course", 40), graph("bottlenecks-fan", HEIGHT)]
+        ), id="bottlenecks-level"),
         html.Div(
             [
                 section("Active now", place("bottlenecks-active", 120), id="bottlenecks-active-now"),
@@ -131,6 +136,8 @@ def register(app: dash.Dash, context: Context) -> None:
         Output("bottlenecks-parts", "data"),
         Output("bottlenecks-map", "figure"),
         Output("bottlenecks-map", "style"),
+        Output("bottlenecks-fan", "figure"),
+        Output("bottlenecks-fan", "style"),
         Input("pulse-bottlenecks", "data"),
         State("bottlenecks-parts-seen", "data"),
         prevent_initial_call=True,
@@ -155,11 +162,18 @@ def _show(context: Context, pulse: dict[str, Any], seen: str | None) -> tuple[An
         None if hints.is_valid else now,
     )  # fmt: skip
     if name == seen:
-        return refreshed(now), no_update, no_update
+        return refreshed(now), no_update, no_update, no_update, no_update
     foreseen = select(hints, asked)
     figure = _map(read, foreseen, pulse.get("theme"))
-    parts = {**_parts(context, read, foreseen), "bottlenecks-map-label": figure_label(figure)}
-    return refreshed(now, parts, name), figure, graph_style(figure)
+    told = told_hint(foreseen, asked) if hints.is_valid else None
+    course = fan(None if told is None else told["levels"], theme_of(pulse.get("theme")))
+    parts = {
+        **_parts(context, read, foreseen),
+        "bottlenecks-course": _expiring(course_head(told), hints) if hints.is_valid else _unknown(),
+        "bottlenecks-map-label": figure_label(figure),
+        "bottlenecks-fan-label": figure_label(course),
+    }
+    return refreshed(now, parts, name), figure, graph_style(figure), course, graph_style(course)
 
 
 def _parts(context: Context, read: _Read, foreseen: Foreseen) -> dict[str, Any]:
@@ -181,7 +195,7 @@ def _parts(context: Context, read: _Read, foreseen: Foreseen) -> dict[str, Any]:
     if hints.is_valid:
         classes = _expiring(class_table(select(hints, asked, any_class=True), asked), hints)
         active = _expiring(active_table(foreseen, indices, asked, several=read.several), hints)
-        search = asked.search(colour=None, rows=None)
+        search = asked.search(colour=None, rows=None, hint=None)
         exports["bottlenecks-csv"] = csv_link(f"/export/bottlenecks.csv{search}", "bottlenecks")
     if read.risks.is_valid:
         search = asked.search(**dict.fromkeys(_NOT_RISK))
@@ -207,7 +221,7 @@ def _parts(context: Context, read: _Read, foreseen: Foreseen) -> dict[str, Any]:
     }
 
 
-_NOT_RISK = ("class", "min_probability", "horizon_s", "colour", "rack", "rows")
+_NOT_RISK = ("class", "min_probability", "horizon_s", "colour", "rack", "rows", "hint")
 
 
 def _indices(context: Context, uuids: list[str], now: datetime) -> Mapping[str, int]:

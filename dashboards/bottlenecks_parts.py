@@ -29,6 +29,7 @@ from dashboards.components import (
 from dashboards.filters import Filters
 from dashboards.foresight import HORIZONS_S, Foreseen, by_class, first_onset, probability
 from dashboards.hints_reading import HintList, moment
+from dashboards.level_parts import course_link
 
 _ROWS = 12
 _ROWS_AT_MOST = 500
@@ -176,7 +177,7 @@ def foreseen_table(
             jobs_of(item),
             *[data_bar(probability(item, h)) for h in HORIZONS_S],
             suggested(item),
-            why(item, with_model=several_models),
+            html.Div([why(item, with_model=several_models), *course_link(item, asked)]),
         ]
         for item in shown
     ]
