@@ -56,8 +56,14 @@ OF_CLASS = {
 LAGS_S = (15.0, 30.0, 60.0, 120.0, 240.0)
 MEANS_S = (30.0, 60.0, 180.0, 300.0)
 CHANGE_SHARE = 0.06  # of the full power: a step of the load
-LEAST_POWER_W = 200.0  # of full power, where a window has seen less
+# Distance to the limit of each quantity, and from where on it says nothing of the next two minutes.
+_MARGIN = {
+    "gpu_temp_c": "thermal_distance_c", "nvlink_fill_ratio": "nvlink_distance_ratio",
+    "memory_distance_gib": "memory_distance_gib",
+}  # fmt: skip
+NEAR = {"gpu_temp_c": 10.0, "gpu_power_w": np.inf, "nvlink_fill_ratio": 0.3, "memory_distance_gib": 10.0}
 HALF_LIFE_S = 60.0
+STEADY_S = 180.0  # a level that has stood for longer is steady: how much longer tells only jobs of the past apart
 TRENDS_S = (90.0, 300.0)
 HEAT_S = 60.0  # how far ahead heat is told
 
@@ -113,7 +119,8 @@ def level_block(quantity: str, windows: Windows, at_s: NDArray[np.float64]) -> L
     )
     mask = ~np.isnan(x)
     last, age = _at_last(x, mask), -_at_last(t, mask)
-    full = np.maximum(np.where(np.isnan(power), 0, power).max(axis=1, initial=0.0), LEAST_POWER_W)
+    full = np.where(np.isnan(power), 0, power).max(axis=1, initial=0.0)
+    full = np.where(full > 0, full, 1.0)
     unit = full if quantity == "gpu_power_w" else np.ones(len(x))
     naive = _naive(x, t, mask, last, age)
     out: dict[str, Floats] = {}
@@ -131,10 +138,12 @@ def level_block(quantity: str, windows: Windows, at_s: NDArray[np.float64]) -> L
     for window_s in TRENDS_S:
         out[f"slope_{window_s:.0f}s"] = _slope(x, t, mask & (t >= -window_s)) * 60.0 / unit
     out["since_change_s"], out["before_change"] = _since(x, t, mask, np.full(len(x), level.noise), last, unit)
-    out["level"] = last / unit if quantity != "gpu_temp_c" else np.full(len(x), np.nan)
-    if quantity == "gpu_temp_c":
-        margin = windows.values[INDEX["thermal_distance_c"]].astype(np.float64)
-        out["margin"] = _at_last(margin, ~np.isnan(margin))
+    # How near the limit is, where that bends the course; farther off it would only tell clusters apart.
+    margin = (
+        windows.values[INDEX[_MARGIN[quantity]]].astype(np.float64) if quantity in _MARGIN else np.full_like(x, np.nan)
+    )
+    out["margin"] = np.minimum(_at_last(margin, ~np.isnan(margin)), NEAR[quantity])
+    out["activity"] = _at_last(activity, ~np.isnan(activity))
     if quantity != "gpu_power_w":
         of_power = ~np.isnan(power)
         power_now = _at_last(power, of_power)
@@ -214,7 +223,7 @@ def _since(
     first = np.argmax(later, axis=1)
     rows = np.arange(len(x))
     known = later.any(axis=1)
-    since = np.where(known, -t[rows, first], np.nan)
+    since = np.where(known, np.minimum(-t[rows, first], STEADY_S), np.nan)
     return since, (_at_last(x, differs) - last) / unit
 
 

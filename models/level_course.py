@@ -29,9 +29,12 @@ Floats = NDArray[np.float64]
 
 QUANTILES = (0.1, 0.5, 0.9)
 STANDING_VERSION = "baseline:persistence"
-SIZE = ForestSize(trees=50, min_leaf=12, feature_share=0.5, rows_per_tree=20_000)
+SIZE = ForestSize(trees=32, min_leaf=15, feature_share=0.5, rows_per_tree=12_000)
 HELD_SHARE = 0.3  # newest part of the training time: judges pulls and widths
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+# Few looks choose a weight badly, and half and half is hard to beat: the choice counts for as many looks as GPUs had
+# horizons in the held part, half and half for this many.
+EVEN_LOOKS = 30.0
 MIN_ROWS = 500
 MIN_HELD = 100
 NORMAL_10 = 1.2816  # a normal's 90 % quantile, in spreads
@@ -90,13 +93,13 @@ class Ahead:
 
     Attributes:
         forest: Of changes from the newest value, in the block's unit.
-        weight: Of the forest's median in the point.
+        weight: Of the forest's median in the point: of a GPU at rest (it moved by noise lately), of one at work.
         naive: What has the rest of the weight, of `NAIVE`.
         widen: What the low and the high quantile are moved out by, as a share of their distance from the point.
     """
 
     forest: Forest
-    weight: float
+    weight: tuple[float, float]
     naive: str
     widen: tuple[float, float]
 
@@ -164,7 +167,9 @@ class LevelCourses:
             for k, one in enumerate(self.ahead[block.quantity]):
                 drawn = _quantiles(one.forest, block.matrix[piece])
                 naive = (block.naive[one.naive][piece, k] - block.last[piece]) / block.unit[piece]
-                point = one.weight * drawn[1] + (1 - one.weight) * naive
+                moves = block.roughness[piece, k] > LEVELS[block.quantity].noise
+                weight = np.where(moves, one.weight[1], one.weight[0])
+                point = weight * drawn[1] + (1 - weight) * naive
                 low = point - (1 + one.widen[0]) * (point - drawn[0]).clip(0)
                 high = point + (1 + one.widen[1]) * (drawn[2] - point).clip(0)
                 told = np.stack((low, point, high), axis=1)
@@ -185,7 +190,7 @@ class LevelCourses:
         for quantity, of in self.ahead.items():
             card["quantities"][quantity] = {
                 "features": list(self.names[quantity]),
-                "ahead": [{"weight": one.weight, "naive": one.naive, "widen": list(one.widen)} for one in of],
+                "ahead": [{"weight": list(one.weight), "naive": one.naive, "widen": list(one.widen)} for one in of],
             }
             for k, one in enumerate(of):
                 arrays |= one.forest.to_arrays(f"{quantity}_{HORIZONS_S[k]}_")
@@ -212,7 +217,8 @@ class LevelCourses:
             ahead = {
                 quantity: [
                     Ahead(
-                        Forest.from_arrays(arrays, f"{quantity}_{horizon_s}_"), float(one["weight"]), str(one["naive"]),
+                        Forest.from_arrays(arrays, f"{quantity}_{horizon_s}_"),
+                        (float(one["weight"][0]), float(one["weight"][1])), str(one["naive"]),
                         (float(one["widen"][0]), float(one["widen"][1])),
                     )
                     for horizon_s, one in zip(HORIZONS_S, of["ahead"], strict=True)
@@ -237,16 +243,34 @@ def _fit_one(of: CourseRows, known: NDArray[np.bool_], k: int, seed: int, thread
     y = (of.came[rows, k] + inside - block.last[rows]) / unit
     cut = np.quantile(at_s, 1 - HELD_SHARE)
     early, late = at_s < cut - HORIZONS_S[k], at_s >= cut
-    weight, naive, widen = 0.5, NAIVE[0], (0.0, 0.0)
+    weights, naive, widen = [0.5, 0.5], NAIVE[0], (0.0, 0.0)
     if early.sum() >= MIN_HELD and late.sum() >= MIN_HELD:
         drawn = _quantiles(Forest.fit(X[early], y[early], SIZE, seed=seed, threads=threads), X[late])
-        points = {name: (block.naive[name][rows[late], k] - block.last[rows[late]]) / unit[late] for name in NAIVE}
-        naive = min(points, key=lambda name: float(np.abs(points[name] - y[late]).mean()))
-        losses = [float(np.abs(w * drawn[1] + (1 - w) * points[naive] - y[late]).mean()) for w in WEIGHTS]
-        weight = WEIGHTS[int(np.argmin(losses))]
-        point = weight * drawn[1] + (1 - weight) * points[naive]
-        widen = (_needed(point - drawn[0], point - y[late]), _needed(drawn[2] - point, y[late] - point))
-    return Ahead(Forest.fit(X, y, SIZE, seed=seed, threads=threads), weight, naive, widen)
+        held, came = rows[late], y[late]
+        points = {name: (block.naive[name][held, k] - block.last[held]) / unit[late] for name in NAIVE}
+        moves = block.roughness[held, k] > LEVELS[block.quantity].noise
+        chosen = moves if moves.sum() >= MIN_HELD else np.ones(len(held), dtype=bool)
+        naive = min(points, key=lambda name: float(np.abs(points[name] - came)[chosen].mean()))
+        told = points[naive]
+        span_s = float(at_s.max() - cut)
+        weights = [
+            _weight(drawn[1][part], told[part], came[part], of.gpu[held[part]], span_s / HORIZONS_S[k])
+            for part in (~moves, moves)
+        ]
+        weight = np.where(moves, weights[1], weights[0])
+        point = weight * drawn[1] + (1 - weight) * told
+        widen = (_needed(point - drawn[0], point - came), _needed(drawn[2] - point, came - point))
+    return Ahead(Forest.fit(X, y, SIZE, seed=seed, threads=threads), (weights[0], weights[1]), naive, widen)
+
+
+def _weight(middle: Floats, naive: Floats, came: Floats, gpu: NDArray[np.int64], horizons: float) -> float:
+    """Of the forest's median in the point: what did best on held rows, drawn to one half where looks are few."""
+    if len(came) < MIN_HELD:
+        return 0.5
+    losses = [float(np.abs(w * middle + (1 - w) * naive - came).mean()) for w in WEIGHTS]
+    looks = len(np.unique(gpu)) * horizons
+    share = looks / (looks + EVEN_LOOKS)
+    return share * WEIGHTS[int(np.argmin(losses))] + (1 - share) * 0.5
 
 
 def _quantiles(forest: Forest, X: NDArray[np.float32]) -> Floats:

@@ -123,7 +123,7 @@ def train_level_again(registry: Registry, version: str, *, threads: int = 1) -> 
         block = LevelBlock(
             name, tuple(features), part.select(features).to_numpy(), part["last"].to_numpy(), part["unit"].to_numpy(),
             {rule: part.select(_names(rule)).to_numpy() for rule in NAIVE},
-            np.full((part.height, len(HORIZONS_S)), np.nan),
+            part.select(_names("roughness")).to_numpy(),
         )  # fmt: skip
         came = part.select(_names("came")).to_numpy()
         rows[name] = CourseRows(block, part["at_s"].to_numpy(), part["gpu"].to_numpy(), came)
@@ -253,7 +253,8 @@ def _table(rows: Mapping[str, CourseRows]) -> bytes:
         columns: dict[str, Any] = {
             "quantity": [name] * len(of), "at_s": of.at_s, "gpu": of.gpu, "last": block.last, "unit": block.unit,
         }  # fmt: skip
-        for prefix, values in {"came": of.came, **{rule: block.naive[rule] for rule in NAIVE}}.items():
+        of_horizons = {"came": of.came, "roughness": block.roughness, **{rule: block.naive[rule] for rule in NAIVE}}
+        for prefix, values in of_horizons.items():
             columns |= {column: values[:, k] for k, column in enumerate(_names(prefix))}
         columns |= {feature: block.matrix[:, k] for k, feature in enumerate(block.names)}
         frames.append(pl.DataFrame(columns))

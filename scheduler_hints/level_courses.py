@@ -23,7 +23,7 @@ from models.registry import Registry, RegistryError
 from scheduler_hints.schema import Bottleneck, LevelCourse
 
 TASK = "level"
-MOST_HINTS = 2_000  # the most probable ones: nobody reads more courses, and a tick has other work
+MOST_HINTS = 1_000  # the most probable ones: nobody reads more courses, and a tick has other work
 _FREE = "fb_free_gib"
 _DIGITS = {"°C": 1, "W": 0, "ratio": 3, "GiB": 2}
 _NAMES = [f"q{100 * q:.0f}" for q in QUANTILES]
