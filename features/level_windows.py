@@ -56,12 +56,9 @@ OF_CLASS = {
 LAGS_S = (15.0, 30.0, 60.0, 120.0, 240.0)
 MEANS_S = (30.0, 60.0, 180.0, 300.0)
 CHANGE_SHARE = 0.06  # of the full power: a step of the load
-# Distance to the limit of each quantity, and from where on it says nothing of the next two minutes.
-_MARGIN = {
-    "gpu_temp_c": "thermal_distance_c", "nvlink_fill_ratio": "nvlink_distance_ratio",
-    "memory_distance_gib": "memory_distance_gib",
-}  # fmt: skip
-NEAR = {"gpu_temp_c": 10.0, "gpu_power_w": np.inf, "nvlink_fill_ratio": 0.3, "memory_distance_gib": 10.0}
+# Distance to the limit, and from where on it says nothing of the next two minutes.
+_MARGIN = {"gpu_temp_c": "thermal_distance_c", "memory_distance_gib": "memory_distance_gib"}
+NEAR = {"gpu_temp_c": 10.0, "memory_distance_gib": 10.0}
 HALF_LIFE_S = 60.0
 STEADY_S = 180.0  # a level that has stood for longer is steady: how much longer tells only jobs of the past apart
 TRENDS_S = (90.0, 300.0)
@@ -138,11 +135,11 @@ def level_block(quantity: str, windows: Windows, at_s: NDArray[np.float64]) -> L
     for window_s in TRENDS_S:
         out[f"slope_{window_s:.0f}s"] = _slope(x, t, mask & (t >= -window_s)) * 60.0 / unit
     out["since_change_s"], out["before_change"] = _since(x, t, mask, np.full(len(x), level.noise), last, unit)
-    # How near the limit is, where that bends the course; farther off it would only tell clusters apart.
-    margin = (
-        windows.values[INDEX[_MARGIN[quantity]]].astype(np.float64) if quantity in _MARGIN else np.full_like(x, np.nan)
-    )
-    out["margin"] = np.minimum(_at_last(margin, ~np.isnan(margin)), NEAR[quantity])
+    if quantity in _MARGIN:  # farther off it would only tell clusters apart
+        margin = windows.values[INDEX[_MARGIN[quantity]]].astype(np.float64)
+        out["margin"] = np.minimum(_at_last(margin, ~np.isnan(margin)), NEAR[quantity])
+    if quantity == "nvlink_fill_ratio":
+        out["level"] = last
     out["activity"] = _at_last(activity, ~np.isnan(activity))
     if quantity != "gpu_power_w":
         of_power = ~np.isnan(power)
