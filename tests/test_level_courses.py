@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from features.conditions import INDEX
 from features.heat import heat_of
 from features.history import SampleHistory
 from features.level_windows import HORIZONS_S, LEVELS, OF_CLASS, level_block
@@ -136,7 +137,7 @@ def test_nothing_later_enters_a_row_and_outcomes_are_the_nearest_samples():
     for k, horizon_s in enumerate(HORIZONS_S):
         for i in range(5):
             gap = np.abs(whole.ts[one] - moments[i] - horizon_s)
-            want = whole.values[3][one][gap.argmin()] if gap.min() <= max(7.5, 0.1 * horizon_s) else np.nan
+            want = whole.values[INDEX[TEMP]][one][gap.argmin()] if gap.min() <= max(7.5, 0.1 * horizon_s) else np.nan
             np.testing.assert_equal(rows_at(whole, TEMP, rows, moments).came[i, k], want)
     assert np.isnan(rows_at(part, TEMP, rows[-1:], moments[-1:]).came).all()
     with pytest.raises(ValueError, match="no level 'heat'; levels: gpu_temp_c"):
