@@ -53,6 +53,11 @@ class Scenario(msgspec.Struct, frozen=True):
     hours: float
     rates: dict[str, float]
 
+    @property
+    def book(self) -> ThresholdBook:
+        """Limits of its GPUs."""
+        return ThresholdBook(default_model=self.gpu_model)
+
 
 @dataclass(frozen=True, slots=True)
 class Recording:
@@ -71,15 +76,10 @@ class Recording:
     jobs: pl.DataFrame
     truth: pl.DataFrame
 
-    @property
-    def book(self) -> ThresholdBook:
-        """Limits of its GPUs."""
-        return ThresholdBook(default_model=self.scenario.gpu_model)
-
     def history(self) -> SampleHistory:
         """The samples as models see them."""
         stale_s = 2 * self.scenario.sampling_s + 5.0  # as of the nowcast
-        return SampleHistory(self.samples, self.book, node_samples=self.nodes, stale_s=stale_s)
+        return SampleHistory(self.samples, self.scenario.book, node_samples=self.nodes, stale_s=stale_s)
 
 
 def acceptance(path: Path = ACCEPTANCE) -> list[Scenario]:
@@ -95,6 +95,11 @@ def acceptance(path: Path = ACCEPTANCE) -> list[Scenario]:
     return msgspec.json.decode(text, type=list[Scenario])
 
 
+def key_of(scenario: Scenario) -> str:
+    """A name that no other scenario has."""
+    return hashlib.sha256(msgspec.json.encode(scenario)).hexdigest()[:16]
+
+
 def record(scenario: Scenario, cache: Path | None = None) -> Recording:
     """Simulate a scenario, or read what a former run kept.
 
@@ -102,7 +107,7 @@ def record(scenario: Scenario, cache: Path | None = None) -> Recording:
         scenario: What to simulate.
         cache: Folder where simulated frames are kept; None: nothing is.
     """
-    key = hashlib.sha256(msgspec.json.encode(scenario)).hexdigest()[:16]
+    key = key_of(scenario)
     names = ("samples", "nodes", "jobs", "truth")
     files = {name: cache / f"{key}-{name}.parquet" for name in names} if cache is not None else {}
     if files and all(file.exists() for file in files.values()):

@@ -18,7 +18,7 @@ PLATEAU_LEVEL_RATIO = 0.10  # less than this of the device's memory is a job tha
 PLATEAU_ACTIVITY = 0.05  # and a GPU that never worked meanwhile is still loading
 RELEASED_RATIO = 0.25  # memory under this share of the plateau: another process begins
 STEP_WARMUP = 5  # steps before a job's own step time is known
-STEP_GAIN = 0.005  # weight of one more step in the job's own step time
+STEP_MEMORY_S = 3000.0  # how long the job's own step time remembers, at any sampling
 STEP_CLIP = 0.10  # and how much one step can say, in log
 CLOCK_WARMUP_S = 120.0  # of work, before a job's own clock is believed
 CLOCK_MEMORY_S = 3_600.0  # of work: how far back the job's own clock reaches
@@ -41,7 +41,7 @@ class JobState:
     """
 
     _FLOATS = ("plateau", "low", "high", "worked", "log_step", "log_clock", "worked_s", "newest_step")
-    _TIMES = ("since", "settling_since", "found", "clock_at", "step_at")
+    _TIMES = ("since", "settling_since", "found", "clock_at", "step_at", "stepped")
     _COUNTS = ("steps", "slow_steps")
 
     def __init__(self, gpus: int = 0) -> None:
@@ -51,6 +51,7 @@ class JobState:
         self.found = np.full(gpus, np.nan)
         self.clock_at = np.full(gpus, np.nan)
         self.step_at = np.full(gpus, np.nan)
+        self.stepped = np.full(gpus, np.nan)
         self.steps = np.zeros(gpus, dtype=np.int32)
         self.slow_steps = np.zeros(gpus, dtype=np.int32)
         for name in self._FLOATS:
@@ -113,7 +114,7 @@ class JobState:
                 getattr(self, name)[fresh] = 0
             plateau = self.plateau[gpu]
         self._settle(gpu, ts, plateau, used, total, activity)
-        ratio = self._step(gpu, step_time)
+        ratio = self._step(gpu, ts, step_time)
         over = used - self.plateau[gpu]
         return over, ratio, self.since[gpu]
 
@@ -144,7 +145,7 @@ class JobState:
         self.plateau[g[settled]] = np.fmax(self.plateau[g], (low + high) / 2)[settled]
         self.found[g[settled]] = np.fmin(self.found[g], t)[settled]
 
-    def _step(self, gpu: NDArray[np.int64], step_time: Floats) -> Floats:
+    def _step(self, gpu: NDArray[np.int64], ts: NDArray[np.float64], step_time: Floats) -> Floats:
         ratio = np.full(len(gpu), np.nan, dtype=np.float32)
         with np.errstate(invalid="ignore"):
             known = step_time > 0
@@ -154,11 +155,12 @@ class JobState:
         log_x, base, n = np.log(step_time[known]), self.log_step[g], self.steps[g]
         base = np.where(np.isnan(base), log_x, base)
         ratio[known] = np.where(n >= STEP_WARMUP, np.exp(log_x - base), np.nan)
-        gain = np.maximum(1.0 / (n + 1), STEP_GAIN).astype(np.float32)
+        elapsed = np.maximum(np.nan_to_num(ts[known] - self.stepped[g]), 0)
+        gain = np.maximum(1.0 / (n + 1), -np.expm1(-elapsed / STEP_MEMORY_S)).astype(np.float32)
         early = n < STEP_WARMUP
         delta = np.where(early, log_x - base, np.clip(log_x - base, -STEP_CLIP, STEP_CLIP))
         self.log_step[g] = base + gain * delta
-        self.steps[g] = n + 1
+        self.steps[g], self.stepped[g] = n + 1, ts[known]
         return ratio
 
     def clock_ratio(self, gpu: NDArray[np.int64], clock: Floats) -> Floats:

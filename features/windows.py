@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.conditions import CLASSES, DISTANCE, INDEX
+from features.motion import MOTION, motion_features
 from features.peers import NEAR, PEERS
 from features.phase import PHASE, phase_features
 from features.ports import PORTS
@@ -57,6 +58,7 @@ FEATURES = (
     *(f"{name}_{stat}" for name in _SECONDARY for stat in STATS),
     *AROUND,
     *PHASE,
+    *MOTION,
     "data_age_s",
     "samples",
     "job_age_s",
@@ -168,6 +170,11 @@ def window_features(
     phase = phase_features(activity, t, alive & ~np.isnan(activity), is_even)
     out[:, column : column + len(PHASE)] = phase
     column += len(PHASE)
+    quantity = (values[INDEX[name]] for name in ("over_plateau_gib", "step_ratio", "gpu_temp_c", "gpu_power_w",
+                                                 "inlet_temp_c"))  # fmt: skip
+    since = out[:, FEATURE_INDEX["since_change_s"]]
+    out[:, column : column + len(MOTION)] = motion_features(bottleneck_class, x, t, seen, since, *quantity)
+    column += len(MOTION)
     out[:, column] = newest_of(ages, alive)
     out[:, column + 1] = alive.sum(axis=1)
     out[:, column + 2] = np.minimum(job_age_s, FAR_S)

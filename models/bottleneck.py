@@ -24,7 +24,7 @@ from models.trend import HORIZONS_S, TrendForecaster
 from models.unit_onsets import UNIT_MONOTONE, UNIT_PARAMETERS, UNIT_USED
 
 LEARNED = (*CLASSES, *UNIT_CLASSES)  # of GPUs, and of nodes, ports and queues
-FORMAT = 3  # 2: windows of ten minutes by cells of time; 3: power and clocks of GPUs, gangs
+FORMAT = 4  # 2: windows of ten minutes by cells of time; 3: power and clocks of GPUs, gangs; 4: motion
 CARD_FILE = "hazard.json"
 PARAMETERS: dict[str, Any] = {
     "objective": "binary", "learning_rate": 0.06, "num_leaves": 12, "min_data_in_leaf": 40, "max_bin": 127,
@@ -38,13 +38,15 @@ _COURSE = (
     "time_to_limit_short_s", "time_to_limit_mid_s", "since_change_s", "near_ratio", "set_ratio", "rise_30s", "new_low",
     "data_age_s",
 )  # fmt: skip
+_MOTION = ("slope_new", "time_to_limit_new_s", "pace_kept", "stall", "spacing_s", "samples")
 # What each class learns from. A feature that cannot cause the class only tells the training days apart: inlet air,
 # the job's age in hours.
 USED: dict[str, tuple[str, ...]] = {
     "thermal_throttle": (
         *_COURSE, "gpu_power_w_last", "gpu_power_w_change", "gpu_power_w_slope", "activity_ratio_last",
         "activity_ratio_change", "mem_temp_c_change", "sm_clock_hz_change", "inlet_temp_c_change",
-        "node_peers_difference", "node_peers_near_ratio", "job_peers_difference",
+        "node_peers_difference", "node_peers_near_ratio", "job_peers_difference", *_MOTION, "way_gone",
+        "full_load_distance", "full_load_change", "full_load_slope", "full_load_time_to_limit_s", "resistance_growth",
     ),
     "power_throttle": (
         *_COURSE, "gpu_power_w_change", "gpu_power_w_slope", "power_ratio_last", "power_ratio_change",
@@ -55,11 +57,12 @@ USED: dict[str, tuple[str, ...]] = {
     "nvlink_saturation": (
         *_COURSE, "nvlink_fill_ratio_last", "nvlink_fill_ratio_change", "step_ratio_last", "step_ratio_change",
         "step_ratio_slope", "activity_ratio_last", "activity_ratio_change", "gpu_power_w_change",
-        "node_peers_difference", "node_peers_near_ratio", "job_peers_difference",
+        "node_peers_difference", "node_peers_near_ratio", "job_peers_difference", *_MOTION, "way_gone",
+        "step_ratio_time_to_slow_s",
     ),
     "memory_exhaustion": (
         *_COURSE, "over_plateau_gib_last", "over_plateau_gib_change", "activity_ratio_change",
-        "node_peers_difference", "node_peers_near_ratio", "job_peers_difference",
+        "node_peers_difference", "node_peers_near_ratio", "job_peers_difference", *_MOTION, "over_plateau_share",
     ),
     "straggler": (
         *_COURSE, "step_ratio_last", "step_ratio_change", "step_ratio_slope", "sm_clock_hz_change",

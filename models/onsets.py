@@ -23,6 +23,7 @@ from models.trend import HORIZONS_S
 
 STEP_S = 30.0  # length of one interval of the hazard
 LAST_S = float(HORIZONS_S[-1])
+TICK_DRIFT = 1.013  # ticks against samples: as a share of their period
 PURGE_S = LAST_S + WINDOW_S  # between rows that teach and rows that judge: no sample serves both
 # Links fill for a whole gang at once: one job counts as one, however many GPUs it has, or one large job would outweigh
 # every other that a day has seen.
@@ -179,6 +180,52 @@ def sample_rows(
         known[picked],
         1 / share[picked] / _gang_size(history, of)[candidates[picked]],
     )
+
+
+def tick_rows(
+    history: SampleHistory,
+    of: Course,
+    start_s: float,
+    end_s: float,
+    *,
+    tick_s: float,
+    shares: tuple[float, float] = (1.0, 1.0),
+    seed: int = 0,
+) -> Rows:
+    """Rows as a live forecaster is asked: at every tick, of what the newest sample of each GPU said then.
+
+    Ticks are a little out of step with samples, as clocks are, so that samples of every age are asked about.
+
+    Args:
+        history: The samples.
+        of: The class followed through them.
+        start_s: Start of the span, included, seconds.
+        end_s: End of the span: no outcome after it is looked at.
+        tick_s: Time between ticks, seconds.
+        shares: Of rows ahead of an onset, and of the others, that are kept; they are weighted up.
+        seed: Seed of that choice.
+    """
+    moments = np.arange(start_s, end_s, tick_s * TICK_DRIFT)
+    everyone = np.arange(len(history.uuids))
+    rows, at = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    is_asked = (of.state == CLEAR) & of.is_screened
+    for moment in moments:
+        last = history.last_at(everyone, np.full(len(everyone), moment))
+        last = last[last >= 0]
+        last = last[is_asked[last] & (moment - history.ts[last] <= history.stale_s)]
+        rows.append(last)
+        at.append(np.full(len(last), moment))
+    row, when = np.concatenate(rows), np.concatenate(at)
+    onset_in, known = _outcome(history, of, row, when, end_s)
+    ahead = onset_in <= LAST_S
+    share = np.where(ahead, *shares)
+    kept = (ahead | (known >= STEP_S)) & (onset_in > 0)
+    kept &= np.random.default_rng(seed).random(len(row)) < share
+    row, when, share = row[kept], when[kept], share[kept]
+    return Rows(
+        history.features(history.gpu[row], when, of.bottleneck_class), history.node[row], history.job[row],
+        onset_in[kept], known[kept], 1 / share / _gang_size(history, of)[row],
+    )  # fmt: skip
 
 
 def _gang_size(history: SampleHistory | UnitHistory, of: Course) -> NDArray[np.int64]:
