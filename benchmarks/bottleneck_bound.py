@@ -75,7 +75,7 @@ def bounds(
         until = (ramp.length_s if is_real else ramp.stops_s) + _AFTER_S
         sample = np.arange(rng.random() * sampling_s, until, sampling_s)
         sample = sample[rng.random(len(sample)) >= MISSING_RATIO]
-        tick = np.arange(rng.random() * tick_s, min(until, onset), tick_s)
+        tick = np.arange(rng.random() * tick_s, min(until, onset - VISIBLE_S), tick_s)
         newest = np.searchsorted(sample, tick, side="right") - 1
         tick, newest = tick[newest >= 1], newest[newest >= 1]
         p = np.array(
