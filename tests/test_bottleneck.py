@@ -192,7 +192,7 @@ def test_files_carry_the_model_and_wrong_ones_are_refused(model, judged):
     with pytest.raises(ModelFileError, match="other features"):
         HazardForecaster.from_files({"hazard.json": b'{"format": 1, "features": []}'})
     shorter = files["hazard.json"].replace(b'"format": 4', b'"format": 3')  # windows that say nothing of motion
-    with pytest.raises(ModelFileError, match="format 2; train again"):
+    with pytest.raises(ModelFileError, match="format 3; train again"):
         HazardForecaster.from_files({**files, "hazard.json": shorter})
     with pytest.raises(ModelFileError, match=r"thermal_throttle\.txt"):
         HazardForecaster.from_files({**files, "thermal_throttle.txt": b"tree\n"})
