@@ -45,6 +45,7 @@ class Published:
     Attributes:
         jobs: Jobs with a forecast.
         nodes: Nodes with a risk; None: those published last still hold.
+        gpus: GPUs with a risk of their own.
         hints: Rows of `out_hints` loaded from the journal.
         model_versions: Task → version in charge.
         data_age_s: Age of the scheduler's word that forecasts rest on, seconds.
@@ -54,6 +55,7 @@ class Published:
     cluster: str
     jobs: int = 0
     nodes: int | None = None
+    gpus: int = 0
     hints: int = 0
     model_versions: dict[str, str] = field(default_factory=dict)
     data_age_s: float | None = None
@@ -222,7 +224,7 @@ def publish_node_risks(
         store.transact(
             lambda w: w.upsert("out_node_risks", rows) + w.upsert("out_gpu_risks", gpus), purpose="keeping node risks"
         )
-    report.nodes = len(items)
+    report.nodes, report.gpus = len(items), gpus.height
     return report
 
 

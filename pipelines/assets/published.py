@@ -29,11 +29,14 @@ NOWCAST = dg.AssetSpec(
 
 
 def _published(
-    table: str, deps: list[str], fresh_s: float, count: str, step: Callable[..., Published]
+    table: str, deps: list[str], fresh_s: float, count: str, step: Callable[..., Published], also: dict[str, str]
 ) -> dg.AssetsDefinition:
+    """An asset of a table, and of others that the same step writes: `also` has their names and what counts them."""
+    counts = {table: count, **also}
+
     @dg.multi_asset(
         name=f"publish_{table}",
-        specs=[table_spec(table, "out", deps=deps, fresh_s=fresh_s, kinds=("ducklake", "json"))],
+        specs=[table_spec(name, "out", deps=deps, fresh_s=fresh_s, kinds=("ducklake", "json")) for name in counts],
         check_specs=[dg.AssetCheckSpec(ANSWERS, asset=table, description="It could be published for every cluster.")],
     )
     def publish(
@@ -42,9 +45,10 @@ def _published(
         now = weatherglass.now()
         store = weatherglass.store()
         reports = [step(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
-        metadata: dict[str, Any] = rows(sum(getattr(report, count) or 0 for report in reports))
-        metadata |= figures(reports, ["data_age_s", "model_versions", "error"])
-        yield dg.MaterializeResult(asset_key=table, metadata=metadata)
+        shared = figures(reports, ["data_age_s", "model_versions", "error"])
+        for name, counted in counts.items():
+            metadata: dict[str, Any] = rows(sum(getattr(report, counted) or 0 for report in reports))
+            yield dg.MaterializeResult(asset_key=name, metadata=metadata | shared)
         yield answers(context, table, reports)
 
     return publish
@@ -57,9 +61,15 @@ PUBLISHED = [
         1800.0,
         "jobs",
         publish_jobs_of,
+        {},
     ),
     _published(
-        "out_node_risks", ["core_faults", "core_nodes", "model_node_failure"], 7200.0, "nodes", publish_nodes_of
+        "out_node_risks",
+        ["core_faults", "core_gpu_signs", "core_nodes", "model_node_failure"],
+        7200.0,
+        "nodes",
+        publish_nodes_of,
+        {"out_gpu_risks": "gpus"},
     ),
-    _published("out_hints", [NOWCAST_ASSET], 7200.0, "hints", load_hints_of),
+    _published("out_hints", [NOWCAST_ASSET], 7200.0, "hints", load_hints_of, {}),
 ]
