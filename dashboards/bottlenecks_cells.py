@@ -112,4 +112,8 @@ def what(item: Mapping[str, Any]) -> html.Div:
     if severity in _SEVERITIES:
         tone, text = _SEVERITIES[severity]
         told += [" ", badge(severity, tone, text)]
+    if item.get("silenced_by"):
+        told.append(html.Span(" silenced", className="muted", title=f"no scheduler is told: {item['silenced_by']}"))
+    if item.get("is_held_out"):
+        told.append(html.Span(" held out", className="muted", title="nothing is done about it, to see if it comes"))
     return html.Div([html.Span(told), html.Div(reasons_of(item), className="sub narrow-only")])

@@ -330,6 +330,11 @@ _COLUMNS: tuple[Column, ...] = (
     _c("hint_id", STR, "Id of the hint: stable while the same thing is foreseen"),
     _c("version", I64, "Version of the snapshot the hint was in", "", 0, None),
     _c("scope", STR, "What it befalls: gpu, link, port, rank, node, rack, pod or queue"),
+    _c("silence_id", STR, "Id of the silence"),
+    _c("is_held_out", BOOL, "Nothing was done about it, so that it could be seen whether it comes true"),
+    _c("verdict", STR, "What became of a hint: true, false or censored"),
+    _c("lead_s", F64, "Time from a hint's visibility to the onset", "s", 0, 86_400),
+    _c("claimed_until", TIME, "When a hint said at the latest that it would have begun, UTC"),
     _c("scope_id", STR, "Which one: UUID, node, node/device/port, job/rank, or the queue"),
     _c("horizon_s", I32, "How far ahead", "s", 0, 86_400),
     _c("probability", F64, "Calibrated probability", "ratio", 0, 1),
@@ -553,6 +558,12 @@ _TABLES: tuple[Table, ...] = (
         ("window_start",), "history_days",
     ),
     Table(
+        "core_silences", "An operator's silence: hints that were not to be acted on for a while",
+        ("observed_at", "cluster", "silence_id", "node", "bottleneck_class", "scope", "start_time", "end_time",
+         "reason", "actor"),
+        ("cluster", "silence_id", "start_time"), "start_time", ("start_time",), "history_days",
+    ),
+    Table(
         "feat_labels", "A bottleneck that happened: its onset and end by the label rule",
         ("cluster", "scope", "scope_id", "node", "gpu_uuid", "job_id", "bottleneck_class", "onset_time", "clear_time",
          "is_censored"),
@@ -602,6 +613,12 @@ _TABLES: tuple[Table, ...] = (
          "baseline_s", "baseline_p_fail", "planned_s"),
         ("cluster", "job_id", "submit_time", "forecast", "landmark_s"), "released_at", ("released_at", "job_id"),
         "hints_days",
+    ),
+    Table(
+        "out_hint_outcomes", "A published bottleneck hint beside what came",
+        ("generated_at", "cluster", "hint_id", "bottleneck_class", "scope", "node", "gpu_uuid", "horizon_s",
+         "probability", "model_version", "is_held_out", "verdict", "reason", "onset_time", "lead_s", "claimed_until"),
+        ("cluster", "hint_id", "generated_at"), "generated_at", ("generated_at",), "hints_days",
     ),
     Table(
         "out_scores", "How a model and its baselines did on outcomes that are known by now",

@@ -114,6 +114,7 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
         bottleneck_ttl_ticks=hints.bottleneck_ttl_ticks,
         window_ttl_ticks=hints.window_ttl_ticks,
         consumer_period_s=hints.consumer_period_s,
+        holdout_ratio=hints.holdout_ratio,
         window_confidence=hints.window_confidence,
         window_guard_s=hints.window_guard_s,
         plan_lease_s=hints.plan_lease_s,

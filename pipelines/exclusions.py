@@ -1,4 +1,4 @@
-"""Spans from which nothing may be concluded: nodes out of service, and nodes on which a hint was acted.
+"""Spans from which nothing may be concluded: nodes out of service, silences, and nodes on which a hint was acted.
 
 Here belongs what the store knows of them; how they censor labels stands in `features/label_spans.py`.
 """
@@ -23,7 +23,8 @@ def read_exclusions(
     """Exclusions that touch [begin, end).
 
     Maintenance is known by its times. Of a drained node the inventory knows only that it is so now: it counts as
-    drained from `drained_since` on. An action that was carried out hides the node for `ACTED`.
+    drained from `drained_since` on. An action that was carried out hides the node for `ACTED`. A silence hides its
+    node and class; one of a scope alone hides nothing, for labels have other scopes than hints.
 
     Args:
         store: The store, or a reader or writer of it.
@@ -53,6 +54,13 @@ def read_exclusions(
         [cluster, end, begin - ACTED],
     )
     parts.append(_spans(acted.with_columns((pl.col("start") + ACTED).alias("end"))))
+    silent = store.query(
+        'SELECT node, bottleneck_class, start_time AS "start", end_time AS "end" FROM core_silences '
+        'WHERE "cluster" = ? AND start_time < ? AND end_time > ? '
+        "AND (node IS NOT NULL OR bottleneck_class IS NOT NULL)",
+        [cluster, end, begin],
+    )
+    parts.append(silent.select(pl.col(name).cast(dtype) for name, dtype in _SCHEMA.items()))
     return pl.concat(parts)
 
 

@@ -41,7 +41,7 @@ def print_outcomes(settings: Settings, cluster: str | None, *, is_so_far: bool =
                 print(f"  {report.covered}")
             for verdict in report.verdicts:
                 print(f"  {verdict.name} {verdict.fate}: {verdict.words}", flush=True)
-            for words in (*report.kinds, *report.starts, *report.demand):
+            for words in (*report.kinds, *report.starts, *report.demand, *report.hints):
                 print(f"  {words}", flush=True)
     if errors:
         raise CommandError("\n".join(errors))

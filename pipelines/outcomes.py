@@ -20,6 +20,7 @@ from features.vocabulary import QUANTILE_COLUMNS, conform, schema
 from models.backtest_report import Score, score_rows
 from models.demand_outcomes import demand_words, judge_demand
 from models.drift import MAX_WEEKS, Shift, input_shifts
+from models.hint_scores import TASK as HINTS_TASK
 from models.outcome_scores import PREFIX, KindOutcome, judge_outcomes
 from models.outcome_verdicts import VERDICTS, Verdict, kind_words, start_words, verdicts
 from models.outcomes import LANDMARKS_S, join_outcomes
@@ -27,11 +28,12 @@ from models.promotion import DRAWS, Interval
 from models.risk_outcomes import judge_risks, risk_words
 from models.start_plans import PLAN, churn_scores
 from pipelines.demand import kept_windows
+from pipelines.hint_outcomes import score_hints
 from pipelines.job_history import read_jobs
 from pipelines.store import Reader, Store, Writer
 from scheduler_hints.outcome_gauges import OutcomesWord, write_word
 
-SPAN = timedelta(days=7)
+SPAN, DAY = timedelta(days=7), timedelta(days=1)
 MAX_JOBS = 20_000  # of a week that are judged, drawn by a hash of their ids
 INPUTS_TASK = "inputs"
 _TASKS = {"failure": "job_failure"}  # kind → task, where the names differ
@@ -62,6 +64,7 @@ class OutcomesReport:
         kinds: How times left, waits and odds of a bad end did, in words.
         starts: How steady published starts were and how they stand beside the scheduler's plans, in words.
         demand: How published demand and reclaimable windows did, in words.
+        hints: How yesterday's bottleneck hints did, by class, in words.
         until: End of the span.
         figures: The main figures by name, for `/metrics`.
         error: Why there are no figures.
@@ -77,6 +80,7 @@ class OutcomesReport:
     kinds: list[str] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
     demand: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
     until: datetime | None = None
     figures: dict[str, float] = field(default_factory=dict)
     error: str | None = None
@@ -135,15 +139,23 @@ def score_outcomes(
     report.verdicts, report.starts = verdicts(found, shifts), start_words(found["wait"])
     report.kinds = [*kind_words(found), *risk_words(found["node_failure"])]
     report.demand = demand_words(found["demand"])
+    told = score_hints(store, cluster, until)
+    report.hints = told.words
+    if told.verdict is not None:
+        report.verdicts.append(told.verdict)
+    report.figures |= {f"hints_{score.metric}": round(score.interval.value, 6) for score in told.scores}
     report.judged = {kind: outcome.rows for kind, outcome in found.items()}
     _count(report, jobs, begin, until, found["runtime"])
     rows = conform(rows.with_columns(pl.lit(cluster).alias("cluster")), "out_outcomes")
     scores = _score_rows(found, shifts, cluster, until)
+    if told.scores:
+        scores = pl.concat([scores, score_rows(told.scores, cluster, until, HINTS_TASK, "")])
     if is_so_far:
         report.rows, report.scores = rows.height, scores.height
         return report
 
     def keep(writer: Writer) -> tuple[int, int]:
+        writer.replace_window("out_hint_outcomes", cluster, until - DAY, until, told.rows)
         kept = writer.replace_window("out_outcomes", cluster, begin, until, rows)
         return kept, writer.replace_window("out_scores", cluster, until, until + _INSTANT, scores)
 

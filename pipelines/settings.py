@@ -199,6 +199,9 @@ class HintsSettings(_Section):
     node_risk_ttl_s: Seconds = Field(3600, description="Time to live of a node risk, s.")
     demand_ttl_s: Seconds = Field(7200, description="Time to live of a demand forecast, made each hour, s.")
     consumer_period_s: float = Field(30, ge=0, description="Period at which the scheduler acts, s.")
+    holdout_ratio: Probability = Field(
+        0.05, description="Share of bottlenecks, drawn by id, that no plan is made for, so that skill stays measurable."
+    )
     window_confidence: Probability = Field(0.9, description="Confidence at which windows are cut.")
     window_guard_s: float = Field(60, ge=0, description="Kept free at the end of a window when a job is fitted, s.")
     plan_lease_s: Seconds = Field(900, description="Length of a planned reservation, s.")

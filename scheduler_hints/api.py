@@ -28,8 +28,8 @@ def create_app(
 ) -> Dispatcher:
     """The hints API as an ASGI application.
 
-    It reads nothing before its lifespan starts (or `startup()` is called). All that it writes is the progress of
-    jobs that is sent to it (`progress.py`).
+    It reads nothing before its lifespan starts (or `startup()` is called). All that it writes is silences
+    (`silences.py`) and the progress of jobs that is sent to it (`progress.py`).
 
     Args:
         published: Folder of snapshots, `<cluster>/<kind>.json`.

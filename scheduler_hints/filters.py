@@ -18,6 +18,8 @@ def _bottleneck(values: dict[str, Any]) -> Callable[[Bottleneck], bool]:
     for_people = values.get("audience") == "people"
 
     def passes(item: Bottleneck) -> bool:
+        if item.silenced_by is not None and not for_people:
+            return False
         if wanted_class is not None and item.bottleneck_class != wanted_class:
             return False
         if scope is not None and item.scope != scope:

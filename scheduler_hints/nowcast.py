@@ -33,10 +33,11 @@ from scheduler_hints.inventory import Inventory
 from scheduler_hints.journal import Journal
 from scheduler_hints.level_courses import LevelCourses
 from scheduler_hints.nowcast_status import STATUS, status_of
-from scheduler_hints.offers import offered
+from scheduler_hints.offers import held_out, may_act, offered
 from scheduler_hints.pace import Pace
 from scheduler_hints.places import Places
 from scheduler_hints.schema import Bottleneck, NodeRisk, ReservationPlan, Snapshot
+from scheduler_hints.silences import SilenceBook, silenced
 from scheduler_hints.snapshot import Publisher, SnapshotError, read_snapshot, snapshot_path, write_atomically
 from scheduler_hints.unit_nowcast import UnitNowcast
 from scheduler_hints.watches import SURE, Threshold
@@ -68,6 +69,7 @@ class NowcastConfig:
     window_guard_s: float = 60.0
     plan_lease_s: float = 900.0
     jobs_period_s: float = 15.0
+    holdout_ratio: float = 0.05
 
     @property
     def stale_s(self) -> float:
@@ -120,6 +122,7 @@ class Nowcast:
         )
         queue_stale_s = max(self.config.stale_s, 2 * self.config.jobs_period_s + MARGIN_S)
         self.units = UnitNowcast(book, self.config.stale_s, queue_stale_s)
+        self.silences = SilenceBook(publisher.root, cluster)
         self.inventory = Inventory()
         self.problems: dict[str, str] = {}
         self.levels = LevelCourses(registry, self.problems)
@@ -300,7 +303,8 @@ class Nowcast:
         place = Places(self.window, self.inventory, now_s)
         self.episodes.stale_keep_s = 2 * self.pace.tick_s
         foreseen = self.episodes.update(now, scores, place) if age.size else []
-        self._bottlenecks = offered(foreseen, horizon, self.config.publish_probability, self.config.publish_by_class)
+        foreseen = offered(foreseen, horizon, self.config.publish_probability, self.config.publish_by_class)
+        self._bottlenecks = self._marked(foreseen, now)
         mark = lap("episodes", mark)
         self._bottlenecks = self.levels.attach(self._bottlenecks, self.episodes.worst, self.window, now_s)
         mark = lap("levels", mark)
@@ -324,6 +328,12 @@ class Nowcast:
             self.window.forget(read_s)
             self.units.forget(read_s)
         return status
+
+    def _marked(self, hints: list[Bottleneck], now: datetime) -> list[Bottleneck]:
+        """Hints with what keeps schedulers from acting on them: a silence, or the share that is held out."""
+        hints = held_out(silenced(hints, self.silences.active(now)), self.config.holdout_ratio)
+        self._note("silences", self.silences.problem)
+        return hints
 
     def _actionable_s(self, age: np.ndarray) -> float | None:
         """Time from a sample to a scheduler's act: p95 of sample ages, the present tick, the scheduler's own period."""
@@ -382,7 +392,8 @@ class Nowcast:
             self.problems["telemetry"] = f"newest sample is {newest:.0f} s old"
             return
         self.problems.pop("telemetry", None)
-        outline = "\n".join(f"{hint.id} {hint.is_active} {hint.horizon_s}" for hint in self._bottlenecks).encode()
+        states = (f"{hint.id} {hint.is_active} {hint.horizon_s} {hint.silenced_by}" for hint in self._bottlenecks)
+        outline = "\n".join(states).encode()
         self._publish("bottlenecks", self._bottlenecks, ttl, newest, self.versions(), horizon_s, outline)
 
     def _publish_windows(self, now: datetime, horizon_s: float | None) -> None:
@@ -416,7 +427,7 @@ class Nowcast:
             guard_s=self.config.window_guard_s, cluster=self.cluster,
         )  # fmt: skip
         self._plans = reservation_plans(
-            [hint for hint in self._bottlenecks if hint.is_actionable], windows, jobs, nodes, now,
+            [hint for hint in self._bottlenecks if may_act(hint)], windows, jobs, nodes, now,
             self.config.plan_lease_s, cluster=self.cluster,
             min_probability=self.config.publish_probability, node_risks=self._node_risks, forecasts=self._forecasts,
             previous=self._plans,

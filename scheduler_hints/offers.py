@@ -1,11 +1,13 @@
-"""What of a foreseen bottleneck comes early enough to be acted on, and what is for people only.
+"""What of a foreseen bottleneck is acted on: what comes early enough, is not silenced and is not held out.
 
-Here belongs the rule of the actionable horizon; its length is measured in `scheduler_hints/nowcast.py`, episodes and
-their probabilities come from `scheduler_hints/episodes.py`.
+Here belong the rules of the actionable horizon and of the hold-out. The horizon's length is measured in
+`scheduler_hints/nowcast.py`, episodes and their probabilities come from `scheduler_hints/episodes.py`, silences from
+`scheduler_hints/silences.py`.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -63,3 +65,26 @@ def _offered(hint: Bottleneck, longer: tuple[int, ...], publish_probability: flo
         too_short=short,
         is_actionable=bool(longer) or hint.is_active,
     )
+
+
+def may_act(hint: Bottleneck) -> bool:
+    """Whether a plan may be made for a hint."""
+    return hint.is_actionable and hint.silenced_by is None and not hint.is_held_out
+
+
+def is_drawn(hint_id: str, ratio: float) -> bool:
+    """Whether a hint is among the share that is held out: by its id alone, so that it stays so while it lasts."""
+    digest = hashlib.blake2b(hint_id.encode(), digest_size=8, person=b"holdout").digest()
+    return int.from_bytes(digest) < ratio * 2.0**64
+
+
+def held_out(hints: Sequence[Bottleneck], ratio: float) -> list[Bottleneck]:
+    """The same hints; a share of them, drawn by id, is marked: no plan is made for it.
+
+    What is acted on may not come true for that very reason. These show how many would have.
+
+    Args:
+        hints: Any hints.
+        ratio: Share of them, 0 to 1.
+    """
+    return [msgspec.structs.replace(hint, is_held_out=is_drawn(hint.id, ratio)) for hint in hints]

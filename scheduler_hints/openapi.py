@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -13,18 +12,16 @@ from scheduler_hints.answers import JobAnswer, ListAnswer
 from scheduler_hints.errors import (
     ApiError,
     BadRequestError,
-    BodyTimeoutError,
-    BodyTooLargeError,
     ForbiddenError,
-    InvalidBodyError,
     NotFoundError,
     QueryTooLongError,
     UnauthorizedError,
     UnavailableError,
-    UnsupportedMediaError,
 )
 from scheduler_hints.forecasts import ForecastRequest, RuntimeForecast, RuntimeForecasts
 from scheduler_hints.memory_estimates import MemoryEstimate, MemoryRequest, answer_memory
+from scheduler_hints.openapi_parts import BODY_ERRORS, errors_of, json_of, mark_times, parameter_of
+from scheduler_hints.openapi_silences import silence_paths
 from scheduler_hints.progress import ProgressKept, ProgressRequest
 from scheduler_hints.queries import PARAMETERS, Parameter
 from scheduler_hints.schema import (
@@ -43,6 +40,7 @@ from scheduler_hints.schema import (
     ReservationPlan,
     Window,
 )
+from scheduler_hints.silences import Silence, SilenceList, SilenceRequest
 from scheduler_hints.status import Alive, KindStatus, Ready, Status
 
 VERSION = "1.0"
@@ -117,74 +115,19 @@ _MEMORY = MemoryRequest(
     layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, seq=8192, data_parallel=8, zero_stage=3,
     gpu_memory_bytes=40 * 2**30,
 )  # fmt: skip
-_BODY_ERRORS: tuple[type[ApiError], ...] = (
-    BadRequestError, UnauthorizedError, ForbiddenError, BodyTimeoutError, BodyTooLargeError, UnsupportedMediaError,
-    InvalidBodyError,
-)  # fmt: skip
-_REF = {"$ref": "#/components/schemas/ErrorBody"}
-
-
-def _json(schema: dict[str, Any], example: Any = None) -> dict[str, Any]:
-    content: dict[str, Any] = {"schema": schema}
-    if example is not None:
-        content["example"] = msgspec.to_builtins(example, str_keys=True)
-    return {"application/json": content}
-
-
-def _parameter(parameter: Parameter, where: str = "query") -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": parameter.kind}
-    example: Any = parameter.example
-    if parameter.kind != "string":
-        example = float(example) if parameter.kind == "number" else int(example)
-        schema |= {"minimum": parameter.low, "maximum": parameter.high}
-    else:
-        schema |= {"minLength": 1, "maxLength": 256}
-    if parameter.choices:
-        schema = {
-            "type": parameter.kind,
-            "enum": [int(c) for c in parameter.choices] if parameter.kind == "integer" else list(parameter.choices),
-        }
-    return {
-        "name": parameter.name, "in": where, "required": where == "path", "description": parameter.description,
-        "schema": schema, "example": example,
-    }  # fmt: skip
-
-
-def _errors(*kinds: type[ApiError]) -> dict[str, Any]:
-    return {
-        str(kind.status): {"description": (kind.__doc__ or kind.__name__).split("\n")[0], "content": _json(_REF)}
-        for kind in kinds
-    }
-
-
-def _component(shape: Any) -> str:
-    """The name msgspec gives a type in the document."""
-    inner = "".join(f"_{one.__name__}_" for one in get_args(shape))
-    return getattr(shape, "__origin__", shape).__name__ + inner
-
-
-def _mark_times(components: dict[str, Any], shapes: Iterable[Any]) -> None:
-    """Say which strings are times: msgspec does so only for fields that insist on a time zone."""
-    for shape in shapes:
-        properties = components[_component(shape)]["properties"]
-        for field in msgspec.structs.fields(shape):
-            if field.type is datetime or datetime in get_args(field.type):
-                for option in properties[field.name].get("anyOf", [properties[field.name]]):
-                    if option["type"] == "string":
-                        option["format"] = "date-time"
 
 
 def _read(
     summary: str, schema: dict[str, Any], example: Any, parameters: list[Any], errors: list[type[ApiError]]
 ) -> Any:
     headers = {name: {"description": text, "schema": {"type": "string"}} for name, text in _CHANGING.items()}
-    answer = {"description": summary, "headers": headers, "content": _json(schema, example)}
+    answer = {"description": summary, "headers": headers, "content": json_of(schema, example)}
     unchanged = {"description": "Unchanged since the ETag in If-None-Match, and still fresh", "headers": headers}
     common = [BadRequestError, UnauthorizedError, ForbiddenError, QueryTooLongError, UnavailableError]
     return {
         "summary": summary,
         "parameters": parameters,
-        "responses": {"200": answer, "304": unchanged} | _errors(*common, *errors),
+        "responses": {"200": answer, "304": unchanged} | errors_of(*common, *errors),
     }
 
 
@@ -193,10 +136,10 @@ def document() -> bytes:
     """The document as JSON."""
     types = [
         *_LIST_TYPES.values(), JobAnswer, Status, RuntimeForecasts, ForecastRequest, ErrorBody, Alive, Ready,
-        MemoryRequest, MemoryEstimate, ProgressRequest, ProgressKept,
+        MemoryRequest, MemoryEstimate, ProgressRequest, ProgressKept, SilenceRequest, Silence, SilenceList,
     ]  # fmt: skip
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    _mark_times(
+    mark_times(
         components,
         [
             *_LIST_TYPES.values(),
@@ -208,19 +151,20 @@ def document() -> bytes:
             KindStatus,
             RuntimeForecasts,
             ProgressKept,
+            Silence,
         ],
     )
     names = ["job", "status", "forecasts", "request", "error", "alive", "ready", "memory_request", "memory"]
-    names += ["progress", "kept"]
+    names += ["progress", "kept", "silence_request", "silence", "silences"]
     of = dict(zip([*_LIST_TYPES, *names], schemas, strict=True))
     paths: dict[str, Any] = {}
     for kind, summary in _SUMMARIES.items():
-        parameters = [_parameter(parameter) for parameter in PARAMETERS[kind]]
+        parameters = [parameter_of(parameter) for parameter in PARAMETERS[kind]]
         example = {"items": [_ITEMS[kind]]} | _FACTS
         paths[f"/v1/{kind}"] = {"get": _read(summary, of[kind], example, parameters, [])}
     in_path = [
-        _parameter(Parameter("cluster", "string", "Name of the cluster.", "alpha"), "path"),
-        _parameter(Parameter("job_id", "string", "Id of the job as its scheduler prints it.", "4711"), "path"),
+        parameter_of(Parameter("cluster", "string", "Name of the cluster.", "alpha"), "path"),
+        parameter_of(Parameter("job_id", "string", "Id of the job as its scheduler prints it.", "4711"), "path"),
     ]
     facts = {name: _FACTS[name] for name in JobAnswer.__struct_fields__ if name != "item"}
     one = _read("Forecast of one pending or running job", of["job"], {"item": _JOB} | facts, in_path, [NotFoundError])
@@ -228,8 +172,8 @@ def document() -> bytes:
     paths["/v1/status"] = {
         "get": {
             "summary": "Freshness of every cluster and kind, versions, models, and the nowcast's own word",
-            "responses": {"200": {"description": "Always answered", "content": _json(of["status"])}}
-            | _errors(BadRequestError, UnauthorizedError, ForbiddenError),
+            "responses": {"200": {"description": "Always answered", "content": json_of(of["status"])}}
+            | errors_of(BadRequestError, UnauthorizedError, ForbiddenError),
         }
     }
     request = {"cluster": "alpha", "jobs": [{"job_id": "next", "user": "ada", "gpus": 16, "time_limit_s": 14400}]}
@@ -240,19 +184,19 @@ def document() -> bytes:
     paths["/v1/runtime-forecasts"] = {
         "post": {
             "summary": "Runtimes of up to 1,000 jobs that are not submitted yet, and what the forecasts rest on",
-            "requestBody": {"required": True, "content": _json(of["request"], request)},
-            "responses": {"200": {"description": "In the order asked", "content": _json(of["forecasts"], made)}}
-            | _errors(*_BODY_ERRORS, UnavailableError),
+            "requestBody": {"required": True, "content": json_of(of["request"], request)},
+            "responses": {"200": {"description": "In the order asked", "content": json_of(of["forecasts"], made)}}
+            | errors_of(*BODY_ERRORS, UnavailableError),
         }
     }
     paths["/v1/memory-estimates"] = {
         "post": {
             "summary": "Device memory that a training job needs on its fullest GPU, and whether it fits",
-            "requestBody": {"required": True, "content": _json(of["memory_request"], _MEMORY)},
+            "requestBody": {"required": True, "content": json_of(of["memory_request"], _MEMORY)},
             "responses": {
-                "200": {"description": "Line by line", "content": _json(of["memory"], answer_memory(_MEMORY))}
+                "200": {"description": "Line by line", "content": json_of(of["memory"], answer_memory(_MEMORY))}
             }
-            | _errors(*_BODY_ERRORS),
+            | errors_of(*BODY_ERRORS),
         }
     }
     row = {"job_id": "4711", "ts": _AT, "step": 1200, "step_time_s": 1.32, "loss": 2.71, "phase": "train"}
@@ -260,19 +204,20 @@ def document() -> bytes:
     paths["/v1/progress"] = {
         "post": {
             "summary": "Takes how far jobs are, in their own words, up to 1,000 rows; wants a token of role place",
-            "requestBody": {"required": True, "content": _json(of["progress"], {"cluster": "alpha", "rows": [row]})},
+            "requestBody": {"required": True, "content": json_of(of["progress"], {"cluster": "alpha", "rows": [row]})},
             "responses": {
-                "200": {"description": "On the disk", "content": _json(of["kept"], ProgressKept(1, "alpha", _AT))}
+                "200": {"description": "On the disk", "content": json_of(of["kept"], ProgressKept(1, "alpha", _AT))}
             }
-            | _errors(*_BODY_ERRORS, UnavailableError),
+            | errors_of(*BODY_ERRORS, UnavailableError),
         }
     }
+    paths |= silence_paths(of, _AT)
     for path, schema, summary, errors in (
         ("/healthz", of["alive"], "The process is alive", []),
         ("/readyz", of["ready"], "At least one shard is fresh; says why not", [UnavailableError]),
         ("/openapi.json", {"type": "object"}, "This document", [BadRequestError]),
     ):
-        answer = {"200": {"description": summary, "content": _json(schema)}} | _errors(*errors)
+        answer = {"200": {"description": summary, "content": json_of(schema)}} | errors_of(*errors)
         paths[path] = {"get": {"summary": summary, "security": [], "responses": answer}}
     paths["/metrics"] = {
         "get": {
@@ -280,7 +225,7 @@ def document() -> bytes:
             "responses": {
                 "200": {"description": "Exposition format", "content": {"text/plain": {"schema": {"type": "string"}}}}
             }
-            | _errors(BadRequestError, UnauthorizedError, ForbiddenError),
+            | errors_of(BadRequestError, UnauthorizedError, ForbiddenError),
         }
     }
     whole = {

@@ -116,8 +116,8 @@ PARAMETERS: dict[str, tuple[Parameter, ...]] = {
         _P("job", "string", "Only what touches this job.", "4711"),
         _P(
             "audience", "string",
-            "`people`: also what is foreseen while `actionable_horizon_s` is beyond every horizon. A scheduler is not "
-            "offered it.", "scheduler", ("scheduler", "people"),
+            "`people`: also what is silenced, and what is foreseen while `actionable_horizon_s` is beyond every "
+            "horizon. A scheduler is not offered either.", "scheduler", ("scheduler", "people"),
         ),
     ),
     "backfill-windows": (

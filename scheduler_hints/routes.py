@@ -35,6 +35,7 @@ from scheduler_hints.metrics import CONTENT_TYPE, Metrics
 from scheduler_hints.progress import decode_progress, keep_progress
 from scheduler_hints.queries import parse_query
 from scheduler_hints.schema import KINDS
+from scheduler_hints.silence_routes import SilenceRoutes
 from scheduler_hints.status import Alive, Ready, status_of
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Routes:
                 Route("/v1/runtime-forecasts", self.runtime_forecasts, methods=["POST"]),
                 Route("/v1/memory-estimates", self.memory_estimates, methods=["POST"]),
                 Route("/v1/progress", self.progress, methods=["POST"]),
+                *SilenceRoutes(self.gate, _body, _Json).routes(),
                 Route("/healthz", self.healthz, methods=get),
                 Route("/readyz", self.readyz, methods=get),
                 Route("/metrics", self.prometheus, methods=get),

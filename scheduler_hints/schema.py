@@ -73,6 +73,8 @@ class Bottleneck(msgspec.Struct, frozen=True):
     `advice`: `action` in words.
     `unit`: name of the link (node/device/port) or queue, for those scopes; the jobs of a queue's hint wait in it.
     `levels`: course of the class's quantity on the GPU it is likeliest on; null where it is not measured.
+    `silenced_by`: id of the silence that covers it; a scheduler is not served it.
+    `is_held_out`: nothing is done about it, so that it can be seen whether it comes true.
     """
 
     id: str
@@ -102,6 +104,8 @@ class Bottleneck(msgspec.Struct, frozen=True):
     causes: list[Cause] = []
     advice: str = ""
     levels: LevelCourse | None = None
+    silenced_by: str | None = None
+    is_held_out: bool = False
 
 
 class Window(msgspec.Struct, frozen=True):

@@ -1,121 +1,267 @@
-"""Faults that are told by absence: GPUs that vanish, come back, are replaced, and those that were only given back."""
+"""Operators' silences and the hold-out: made over HTTP, kept, not served to schedulers, shown, and censoring labels."""
 
-from datetime import timedelta
+from __future__ import annotations
 
-import polars as pl
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
 import pytest
 
-from pipelines.faults import derive_faults
-from pipelines.settings import IngestSettings
-from pipelines.silences import MINUTES
-from pipelines.spans import TELEMETRY_MARK
-from tests.pipelines_world import START, seconds
-from tests.store_child import open_store
+from features.label_spans import excluded_rows
+from pipelines.exclusions import read_exclusions
+from pipelines.kept_silences import keep_silences
+from pipelines.settings import parse_settings
+from pipelines.sources import SourceError
+from pipelines.store import Store
+from scheduler_hints.api import create_app
+from scheduler_hints.errors import ApiError, UnavailableError
+from scheduler_hints.nowcast import NowcastConfig
+from scheduler_hints.offers import held_out, is_drawn, may_act
+from scheduler_hints.silences import (
+    Silence,
+    SilenceBook,
+    add_silence,
+    decode_silence,
+    end_silence,
+    read_silences,
+    silenced,
+    silences_path,
+)
+from scheduler_hints.tokens import TokenStore, create_token
+from tests.hints_support import ask, bottleneck, publish
+from tests.test_nowcast import CONFIG, World, at, hot
 
-SETTINGS = IngestSettings(overlap_s=0)
-LENGTH = 60
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(tmp_path) as opened:
-        yield opened
-
-
-def minutes(gpus: dict, node: str = "n1") -> pl.DataFrame:
-    """A row of each GPU in each of its minutes; a GPU is its minutes, or a dict of its jobs with theirs."""
-    rows = [
-        (START + timedelta(minutes=minute), "a", node, gpu, job)
-        for gpu, spans in gpus.items()
-        for job, span in (spans.items() if isinstance(spans, dict) else [(None, spans)])
-        for minute in span
-    ]
-    return pl.DataFrame(
-        rows, schema=["ts", "cluster", "node", "gpu_uuid", "job_id"], orient="row"
-    ).with_columns(gpu_temp_c=pl.lit(50.0), job_id=pl.col("job_id").cast(pl.String))  # fmt: skip
-
-
-def faults(store, *frames: pl.DataFrame, step: int = 20, slots: pl.DataFrame | None = None, ups: tuple = ()) -> list:
-    """Faults as (node, GPU, kind, begin, end), minutes after START, derived every `step` minutes."""
-    store.transact(lambda w: w.append(MINUTES, pl.concat(frames)))
-    if slots is not None:
-        store.transact(lambda w: w.append("core_slots", slots))
-    if ups:
-        rows = [(START + timedelta(minutes=m), "a", node, True) for node in ups for m in range(LENGTH)]
-        up = pl.DataFrame(rows, schema=["ts", "cluster", "node", "is_up"], orient="row")
-        store.transact(lambda w: w.append("core_node_samples", up))
-    store.transact(lambda w: w.set_mark("a", "core_faults", START))
-    for minute in range(step, LENGTH + 1, step):
-        at = START + timedelta(minutes=minute)
-        store.transact(lambda w, at=at: [w.set_mark("a", name, at) for name in (TELEMETRY_MARK, MINUTES)])
-        derive_faults(store, "a", SETTINGS)
-    columns = "node, gpu_uuid, kind, epoch(start_time) AS a, epoch(end_time) AS b"
-    found = store.query(f"SELECT {columns} FROM core_faults ORDER BY start_time, node, gpu_uuid").rows()
-    zero = START.timestamp()
-    return [(*row[:3], (row[3] - zero) / 60, None if row[4] is None else (row[4] - zero) / 60) for row in found]
+JSON = {"content-type": "application/json"}
+NOW = datetime.now(UTC)
+HOUR = timedelta(hours=1)
 
 
-def slot(gpu: str, place: str, begin: int, end: int | None = None) -> dict:
-    return {
-        "cluster": "a", "node": "n1", "slot": place, "gpu_uuid": gpu, "start_time": START + seconds(60 * begin),
-        "end_time": None if end is None else START + seconds(60 * end),
+def asked(**changes: Any) -> dict[str, Any]:
+    return {"cluster": "alpha", "node": "n1", "end": (NOW + HOUR).isoformat(), "reason": "fans"} | changes
+
+
+def post(app: Any, body: dict[str, Any], token: str = "") -> Any:
+    headers = JSON | ({"authorization": f"Bearer {token}"} if token else {})
+    return ask(app, "/v1/silences", method="POST", body=json.dumps(body).encode(), headers=headers)
+
+
+def silence(**changes: Any) -> Silence:
+    fields: dict[str, Any] = {
+        "id": "si-1", "cluster": "alpha", "node": "n1", "bottleneck_class": None, "scope": None, "start": NOW - HOUR,
+        "end": NOW + HOUR, "reason": "fans", "who": "ada", "created_at": NOW,
     }  # fmt: skip
+    return Silence(**(fields | changes))
 
 
-ALL = range(LENGTH)
+def test_a_silence_is_made_listed_and_taken_back_and_survives_the_process(tmp_path: Path) -> None:
+    made = post(create_app(tmp_path, ["alpha"]), asked(who="ada", bottleneck_class="thermal_throttle"))
+    assert made.status == 200, made.body
+    kept = made.json()
+    assert (kept["who"], kept["node"], kept["scope"], kept["ended_at"]) == ("ada", "n1", None, None)
+    again = create_app(tmp_path, ["alpha"])
+    assert ask(again, "/v1/silences", "active=true").json()["items"] == [kept]
+    path = f"/v1/silences/alpha/{kept['id']}"
+    ended = ask(again, path, method="DELETE").json()
+    assert ended["ended_at"] is not None
+    assert ask(again, "/v1/silences", "active=true").json()["items"] == []
+    assert ask(again, "/v1/silences", "cluster=alpha").json()["items"] == [ended]
+    assert ask(again, path, method="DELETE").json() == ended  # it was over already
+    assert ask(again, "/v1/silences/alpha/si-none", method="DELETE").status == 404
+    assert ask(again, "/v1/silences/beta/si-none", method="DELETE").status == 404
 
 
-@pytest.mark.parametrize("step", [10, LENGTH])
-def test_a_gpu_that_is_gone_stays_lost_until_it_is_back(store, step):
-    gone, back = range(10), [*range(15), *range(40, LENGTH)]
-    both = (minutes({"A": ALL, "B": gone}), minutes({"A": ALL, "B": back}, "n2"))
-    assert faults(store, *both, step=step) == [("n1", "B", "gpu_lost", 10, None), ("n2", "B", "gpu_lost", 15, 40)]
+def test_a_silence_may_be_for_so_long() -> None:
+    made = decode_silence(json.dumps(asked(end=None, duration_s=90)).encode(), NOW)
+    assert (made.start, made.end) == (NOW, NOW + timedelta(seconds=90))
 
 
-def test_two_gpus_that_fell_silent_at_once_are_one_fault_until_both_are_back(store):
-    first, second = [*range(10), *range(20, LENGTH)], [*range(10), *range(45, LENGTH)]
-    assert faults(store, minutes({"A": ALL, "B": first, "C": second})) == [("n1", "B", "gpu_lost", 10, 45)]
-
-
-def test_another_board_in_its_slot_ends_it_and_one_that_moved_there_does_not(store):
-    slots = pl.DataFrame(
-        [slot("A", "0", -60), slot("B", "1", -60, 30), slot("new", "1", 30)],
-        schema_overrides={"end_time": pl.Datetime("us", "UTC")},
-    )
-    gone = {"A": ALL, "B": range(10), "new": range(30, LENGTH)}
-    assert faults(store, minutes(gone), slots=slots) == [("n1", "B", "gpu_lost", 10, 30)]
-
-
-def test_indices_that_move_up_after_a_boot_replace_nobody(store):
-    slots = pl.DataFrame(
-        [slot("B", "0", -60, 30), slot("A", "1", -60, 30), slot("A", "0", 30)],
-        schema_overrides={"end_time": pl.Datetime("us", "UTC")},
-    )
-    assert faults(store, minutes({"A": ALL, "B": range(10)}), slots=slots) == [("n1", "B", "gpu_lost", 10, None)]
-
-
-HELD = {"7": ALL}
+def test_only_an_admin_silences_and_is_named(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    secret = {role: create_token(tokens, f"the-{role}", role) for role in ("read", "place", "admin")}
+    limited = create_token(tokens, "beta-admin", "admin", ["beta"])
+    app = create_app(tmp_path, ["alpha", "beta"], tokens=TokenStore(tokens))
+    assert [post(app, asked(), secret[role]).status for role in ("read", "place", "admin")] == [403, 403, 200]
+    assert post(app, asked(), limited).status == 403
+    assert post(app, asked(who="someone else"), secret["admin"]).status == 400
+    (kept,) = read_silences(tmp_path, "alpha")
+    assert kept.who == "the-admin"
+    bearer = {role: {"authorization": f"Bearer {text}"} for role, text in secret.items()}
+    assert ask(app, "/v1/silences", headers=bearer["read"]).json()["items"][0]["id"] == kept.id
+    path = f"/v1/silences/alpha/{kept.id}"
+    assert ask(app, path, method="DELETE", headers=bearer["place"]).status == 403
+    assert ask(app, path, method="DELETE", headers=bearer["admin"]).status == 200
 
 
 @pytest.mark.parametrize(
-    ("gpus", "expected"),
+    ("changes", "status", "words"),
     [
-        # Given back with the end of its job, where exporters show no GPU without one.
-        ({"A": HELD, "B": {"8": range(10)}}, []),
-        ({"A": HELD, "B": {"8": range(10)}, "C": {"8": range(10)}}, []),
-        ({"A": HELD, "B": {"8": range(10), "9": range(40, LENGTH)}}, []),
-        # Its job goes on beside it.
-        ({"A": HELD, "B": {"7": range(10)}}, [("n1", "B", "gpu_lost", 10, None)]),
-        # GPUs without a job are shown here.
-        ({"A": HELD, "B": {"8": range(10)}, "C": ALL}, [("n1", "B", "gpu_lost", 10, None)]),
-        ({"A": {"7": range(30), None: range(30, LENGTH)}, "B": [*range(10)]}, [("n1", "B", "gpu_lost", 10, None)]),
+        ({"node": None}, 400, "at least one of node, bottleneck_class and scope"),
+        ({"bottleneck_class": "heat"}, 400, "thermal_throttle"),
+        ({"scope": "moon"}, 422, "scope"),
+        ({"end": (NOW - HOUR).isoformat()}, 400, "end"),
+        ({"end": (NOW + timedelta(days=400)).isoformat()}, 400, "366 days"),
+        ({"end": "2099-01-01T00:00:00"}, 422, "end"),
+        ({"start": (NOW - timedelta(days=99)).isoformat()}, 400, "start"),
+        ({"end": None}, 400, "one of end and duration_s"),
+        ({"duration_s": 60}, 400, "one of end and duration_s"),
+        ({"end": None, "duration_s": 0}, 422, "duration_s"),
+        ({"reason": ""}, 422, "reason"),
+        ({"nodes": ["n1"]}, 422, "did you mean `node`"),
+        ({"cluster": "beta"}, 400, "no cluster 'beta'"),
     ],
-)  # fmt: skip
-def test_a_gpu_that_was_given_back_is_not_lost(store, gpus, expected):
-    assert faults(store, minutes(gpus)) == expected
+)
+def test_what_cannot_be_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], status: int, words: str) -> None:
+    reply = post(create_app(tmp_path, ["alpha"]), asked(**changes))
+    assert reply.status == status, reply.body
+    assert words in reply.json()["error"]["message"]
+    assert read_silences(tmp_path, "alpha") == []
 
 
-@pytest.mark.parametrize(("ups", "expected"), [(("n2",), []), ((), [("n2", "", "node_down", 10, None)])])
-def test_a_node_all_of_whose_gpus_were_given_back_is_up_where_it_says_so(store, ups, expected):
-    free = minutes({"B": {"8": range(10)}, "C": {"8": range(10)}}, "n2")
-    assert faults(store, minutes({"A": HELD}), free, ups=ups) == expected
+def test_a_disk_that_refuses_or_a_damaged_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "alpha").write_text("a file, where a folder should be")
+    assert post(create_app(tmp_path, ["alpha"]), asked()).status == 503
+    (tmp_path / "alpha").unlink()
+    (tmp_path / "alpha").mkdir()
+    silences_path(tmp_path, "alpha").write_text("{")
+    app = create_app(tmp_path, ["alpha"])
+    assert [post(app, asked()).status, ask(app, "/v1/silences").status] == [503, 503]
+    assert silences_path(tmp_path, "alpha").read_text() == "{", "nothing is thrown away"
+    book = SilenceBook(tmp_path, "alpha")
+    assert book.active(NOW) == []
+    assert "cannot be read" in (book.problem or "")
+
+
+def test_as_many_as_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_hints.silences.MAX_SILENCES", 2)
+    request = decode_silence(json.dumps(asked()).encode(), NOW)
+    for _ in range(2):
+        add_silence(tmp_path, request, "ada", NOW)
+    with pytest.raises(UnavailableError, match="2 silences of alpha are kept"):
+        add_silence(tmp_path, request, "ada", NOW)
+    later = NOW + timedelta(days=91)  # those of long ago make room
+    add_silence(
+        tmp_path, decode_silence(json.dumps(asked(end=(later + HOUR).isoformat())).encode(), later), "ada", later
+    )
+    assert len(read_silences(tmp_path, "alpha")) == 1
+
+
+def test_what_a_silence_covers() -> None:
+    hint = bottleneck()
+    assert silence().covers(hint)
+    assert not silence(node="n2").covers(hint)
+    assert silence(node=None, bottleneck_class="thermal_throttle").covers(hint)
+    assert not silence(bottleneck_class="nvlink_saturation").covers(hint)
+    assert not silence(scope="rack").covers(hint)
+    wide = msgspec.structs.replace(hint, scope="rack", node=None, gpu_uuid=None, nodes=["n1", "n2"])
+    assert not silence().covers(wide)  # it is about another node too
+    assert silence(node=None, scope="rack").covers(wide)
+    assert [s.is_active(NOW) for s in (silence(), silence(ended_at=NOW), silence(start=NOW + HOUR / 2))] == [
+        True, False, False,
+    ]  # fmt: skip
+    marked = silenced([hint, wide], [silence(), silence(id="si-2")])
+    assert [one.silenced_by for one in marked] == ["si-1", None]
+    assert silenced(marked, []) == [hint, wide]
+
+
+def test_the_nowcast_marks_it_and_schedulers_are_not_served_it(tmp_path: Path) -> None:
+    world = World(tmp_path, hot([3]), config=NowcastConfig(**vars_of(CONFIG) | {"holdout_ratio": 0.0}))
+    for second in range(600, 1215, 15):
+        world.tick(second)
+    (hint,) = world.hints()
+    assert (hint.silenced_by, hint.is_held_out) == (None, False)
+    path = silences_path(tmp_path, "c")
+    kept = silence(cluster="c", node="n0", start=at(0), end=at(9_000))
+    path.write_bytes(msgspec.json.encode([kept]))
+    world.tick(1215)
+    assert [one.silenced_by for one in world.hints()] == ["si-1"]
+    publish(tmp_path / "now", "c", bottlenecks=world.hints())
+    app = create_app(tmp_path / "now", ["c"])
+    app.store.refresh()
+    assert ask(app, "/v1/bottlenecks").json()["items"] == []
+    (shown,) = ask(app, "/v1/bottlenecks", "audience=people").json()["items"]
+    assert shown["silenced_by"] == "si-1"
+    path.write_bytes(msgspec.json.encode([msgspec.structs.replace(kept, ended_at=at(1225))]))
+    world.tick(1230)
+    assert [one.silenced_by for one in world.hints()] == [None]
+
+
+def vars_of(config: NowcastConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in NowcastConfig.__dataclass_fields__}
+
+
+def test_the_hold_out_is_drawn_by_id_and_nothing_is_planned_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [f"bn-{i:016x}" for i in range(20_000)]
+    drawn = {ratio: {id_ for id_ in ids if is_drawn(id_, ratio)} for ratio in (0.0, 0.05, 0.2, 1.0)}
+    assert [len(drawn[ratio]) for ratio in (0.0, 1.0)] == [0, 20_000]
+    assert len(drawn[0.05]) == pytest.approx(1_000, abs=120)
+    assert drawn[0.05] < drawn[0.2]
+    assert [hint.is_held_out for hint in held_out([bottleneck()], 1.0)] == [True]
+    assert [may_act(bottleneck(**more)) for more in ({}, {"is_held_out": True}, {"silenced_by": "si-1"})] == [
+        True, False, False,
+    ]  # fmt: skip
+    planned: list[list[Any]] = []
+
+    def plans(bottlenecks: Any, *_: Any, **__: Any) -> list[Any]:
+        planned.append(list(bottlenecks))
+        return []
+
+    monkeypatch.setattr("scheduler_hints.plans.reservation_plans", plans)
+    for name, ratio in (("none", 0.0), ("all", 1.0)):
+        config = NowcastConfig(**vars_of(CONFIG) | {"holdout_ratio": ratio})
+        world = World(tmp_path / name, hot([3]), config=config)
+        for second in range(600, 1215, 15):
+            world.tick(second)
+        assert [hint.is_held_out for hint in world.hints()] == [ratio == 1.0]
+        assert len(planned[-1]) == (ratio == 0.0)
+
+
+def test_the_share_is_a_setting() -> None:
+    assert parse_settings({}, {}).hints.holdout_ratio == NowcastConfig().holdout_ratio == 0.05
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:{tmp_path}/catalogue.sqlite", str(tmp_path / "data")) as opened:
+        yield opened
+
+
+def test_labels_under_a_silence_are_censored(tmp_path: Path, store: Store) -> None:
+    published = tmp_path / "published"
+    request = decode_silence(json.dumps(asked(bottleneck_class="thermal_throttle")).encode(), NOW)
+    made = add_silence(published, request, "ada", NOW)
+    add_silence(published, decode_silence(json.dumps(asked(node=None, scope="rack")).encode(), NOW), "ada", NOW)
+    assert keep_silences(store, published, "alpha") == 2
+    assert keep_silences(store, published, "alpha") == 0
+    end_silence(published, "alpha", made.id, NOW + HOUR / 2)
+    assert keep_silences(store, published, "alpha") == 1
+    spans = read_exclusions(store, "alpha", NOW - HOUR, NOW + 2 * HOUR, drained_since=NOW)
+    # One of a scope alone censors nothing: labels have other scopes than hints.
+    assert spans.select("node", "bottleneck_class").rows() == [("n1", "thermal_throttle")]
+    assert spans["end"][0] == NOW + HOUR / 2
+    ts = np.array([(NOW + shift).timestamp() for shift in (-HOUR, HOUR / 4, HOUR)])
+    inside = [
+        excluded_rows(spans, class_, ["n1"], np.zeros(3, dtype=np.int64), ts).tolist()
+        for class_ in ("thermal_throttle", "nvlink_saturation")
+    ]
+    assert inside == [[False, True, False], [False, False, False]]
+    silences_path(published, "alpha").write_text("{")
+    with pytest.raises(SourceError, match="silences cannot be read"):
+        keep_silences(store, published, "alpha")
+
+
+def test_the_reader_and_the_writer_never_see_half_a_file(tmp_path: Path) -> None:
+    publish(tmp_path, bottlenecks=[bottleneck()])
+    request = decode_silence(json.dumps(asked()).encode(), NOW)
+    book = SilenceBook(tmp_path, "alpha")
+    for count in range(1, 4):
+        add_silence(tmp_path, request, "ada", NOW)
+        assert len(book.active(NOW)) == count
+    with pytest.raises(ApiError):
+        decode_silence(b"\xff", NOW)

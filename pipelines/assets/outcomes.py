@@ -20,13 +20,21 @@ _PROMISES = {
     "runtime_calibrated": "The 10–90 % interval of published runtimes held about as often as it says (80 %, ±10 %).",
     "runtime_beats_baseline": "Published runtimes were not worse than the best baseline known at the same moment.",
     "wait_calibrated": "The 10–90 % interval of published waits held about as often as it says (80 %, ±10 %).",
+    "hints_precise": "Bottleneck hints of the newest week came true about as often as those of the weeks before.",
     "inputs_stable": "Jobs of the newest week ask for what those of the weeks before asked for, as far as weeks do.",
 }
 
 
 @dg.multi_asset(
     name=f"join_{TABLE}",
-    specs=[table_spec(TABLE, "trained", deps=["out_job_forecasts", "out_demand", "core_jobs"], fresh_s=2 * 86_400.0)],
+    specs=[
+        table_spec(
+            TABLE,
+            "trained",
+            deps=["out_job_forecasts", "out_demand", "core_jobs", "out_hints", "feat_labels"],
+            fresh_s=2 * 86_400.0,
+        )
+    ],
     check_specs=[
         dg.AssetCheckSpec(ANSWERS, asset=TABLE, description="Outcomes could be scored for every cluster."),
         *(dg.AssetCheckSpec(name, asset=TABLE, description=_PROMISES[name]) for name in VERDICTS),
@@ -40,7 +48,7 @@ def out_outcomes(
     reports = [score_outcomes_of(store, weatherglass.settings, cluster, now) for cluster in weatherglass.clusters]
     metadata = {
         **rows(sum(report.rows for report in reports)),
-        **figures(reports, ["jobs", "scores", "judged", "covered", "kinds", "starts", "demand", "error"]),
+        **figures(reports, ["jobs", "scores", "judged", "covered", "kinds", "starts", "demand", "hints", "error"]),
     }
     yield dg.MaterializeResult(asset_key=TABLE, metadata=metadata)
     yield answers(context, TABLE, reports)
