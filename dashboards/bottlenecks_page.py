@@ -11,9 +11,10 @@ import dash
 import polars as pl
 from dash import Input, Output, State, html, no_update
 
-from dashboards import foresight, rack_map, words
+from dashboards import foresight, rack_map
 from dashboards.bottlenecks_cells import PATH
 from dashboards.bottlenecks_filters import filter_choices, horizon, read_filters
+from dashboards.bottlenecks_notices import alerts, expiring, unknown
 from dashboards.bottlenecks_parts import (
     active_table,
     as_of,
@@ -24,7 +25,7 @@ from dashboards.bottlenecks_parts import (
     stale_notice,
     summary,
 )
-from dashboards.components import attributes, choices, csv_link, milliseconds, notice, place, section
+from dashboards.components import attributes, choices, csv_link, place, section
 from dashboards.filters import Filters
 from dashboards.foresight import Foreseen
 from dashboards.hints_reading import HintList
@@ -43,6 +44,7 @@ from dashboards.page import (
 from dashboards.reading import Reading, attempt
 from dashboards.risk_table import risk_table
 from dashboards.theme import theme as theme_of
+from dashboards.trust import trust_part
 
 _KEPT_S = 1.0
 _EMPTY_NODES = pl.DataFrame(
@@ -106,6 +108,7 @@ def layout() -> list[Any]:
             ],
             className="grid three",
         ),
+        section("Can these be trusted?", place("bottlenecks-trust", 120), id="bottlenecks-trusted"),
         section("Racks and nodes", graph("bottlenecks-map", 240), id="bottlenecks-floor",
                 aside=html.Div(id="bottlenecks-colour")),
         section("Nodes at risk of a fault", place("bottlenecks-risks", 160), id="bottlenecks-at-risk",
@@ -169,7 +172,7 @@ def _show(context: Context, pulse: dict[str, Any], seen: str | None) -> tuple[An
     course = fan(None if told is None else told["levels"], theme_of(pulse.get("theme")))
     parts = {
         **_parts(context, read, foreseen),
-        "bottlenecks-course": _expiring(course_head(told), hints) if hints.is_valid else _unknown(),
+        "bottlenecks-course": expiring(course_head(told), hints) if hints.is_valid else unknown(),
         "bottlenecks-map-label": figure_label(figure),
         "bottlenecks-fan-label": figure_label(course),
     }
@@ -189,12 +192,12 @@ def _parts(context: Context, read: _Read, foreseen: Foreseen) -> dict[str, Any]:
         listed = nothing_foreseen(hints, read.status, asked, hidden, now)
     colour = asked.get("colour") or "bottleneck"
     colours = [("Bottleneck", "bottleneck"), ("Fault within 24 h", "risk")]
-    classes: Any = _unknown()
-    active: Any = _unknown()
+    classes: Any = unknown()
+    active: Any = unknown()
     exports: dict[str, Any] = {"bottlenecks-csv": None, "bottlenecks-risks-csv": None}
     if hints.is_valid:
-        classes = _expiring(class_table(select(hints, asked, any_class=True), asked), hints)
-        active = _expiring(active_table(foreseen, indices, asked, several=read.several), hints)
+        classes = expiring(class_table(select(hints, asked, any_class=True), asked), hints)
+        active = expiring(active_table(foreseen, indices, asked, several=read.several), hints)
         search = asked.search(colour=None, rows=None, hint=None)
         exports["bottlenecks-csv"] = csv_link(f"/export/bottlenecks.csv{search}", "bottlenecks")
     if read.risks.is_valid:
@@ -207,15 +210,16 @@ def _parts(context: Context, read: _Read, foreseen: Foreseen) -> dict[str, Any]:
             choices("Cluster", cluster_options(context, asked), path=PATH),
         ],
         "bottlenecks-filters": filter_choices(asked),
-        "bottlenecks-alerts": _alerts(read),
+        "bottlenecks-alerts": alerts(read.asked, read.hints, read.nodes),
         "bottlenecks-summary": summary(foreseen, hints, now),
         "bottlenecks-horizon": horizon_note(hints),
-        "bottlenecks-list": _expiring(listed, hints),
+        "bottlenecks-list": expiring(listed, hints),
         "bottlenecks-colour": choices(
             "Colour", [(text, asked.search(colour=key), key == colour) for text, key in colours], path=PATH
         ),
         "bottlenecks-classes": classes,
         "bottlenecks-active": active,
+        "bottlenecks-trust": trust_part(context, read.asked, read.now, several=read.several),
         "bottlenecks-risks": risk_table(read.risks, asked, now, several=read.several),
         **exports,
     }
@@ -246,45 +250,6 @@ def _map(read: _Read, foreseen: Foreseen, theme: str | None) -> Any:
         if not read.hints.is_valid:
             values = values.with_columns(pl.lit(None, dtype=pl.Float64).alias("value"))
     return rack_map.heat_map(values, foresight.by_rack(values), theme_of(theme), title=title, top=top)
-
-
-def _alerts(read: _Read) -> list[Any]:
-    found: list[Any] = [notice("warn", "Part of the address was not used", line) for line in read.asked.problems]
-    if read.hints.freshness == "partly":
-        names = words.names(list(read.hints.stale_clusters))
-        found.append(
-            notice(
-                "warn",
-                f"No fresh hints of {names}",
-                "Silence about them means nothing. The other clusters are shown as they are.",
-            )
-        )
-    if read.nodes.error is not None:
-        found.append(
-            notice("warn", "The store cannot be read: the map shows only nodes that hints name", read.nodes.error)
-        )
-    return found
-
-
-def _expiring(children: Any, hints: HintList) -> html.Div:
-    """Content that the browser hides by itself once it has expired, whether or not the server still answers."""
-    if hints.expires_at is None:
-        return html.Div(children)
-    return html.Div(
-        [
-            html.Div(children, className="while-valid"),
-            html.Div(
-                notice("bad", "Expired: nothing is shown as valid", "Waiting for newer hints."),
-                className="when-expired",
-            ),
-        ],
-        className="expiring",
-        **attributes(data_expires=milliseconds(hints.expires_at)),
-    )
-
-
-def _unknown() -> html.P:
-    return html.P("Not known without valid hints.", className="muted")
 
 
 PAGE = Page("bottlenecks", PATH, "What is about to go wrong?", layout, register, ("bottlenecks-parts",), prefetch)

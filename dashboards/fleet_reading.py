@@ -141,7 +141,7 @@ class FleetReader:
     """
 
     def __init__(self, query: Query) -> None:
-        self._query = query
+        self.query = self._query = query
         # Bins that are over, by cluster and length: from when to when they were read, and what they hold.
         self._bins: dict[tuple[str, int], tuple[datetime, datetime, pl.DataFrame]] = {}
 

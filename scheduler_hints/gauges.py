@@ -84,11 +84,12 @@ NO_GAUGES = Gauges((), 0)
 
 
 def gauges_of(kind: str, cluster: str, items: Sequence[Any]) -> Gauges:
-    """The gauges of one shard; only the most urgent `MAX_GAUGES` are made.
+    """The gauges of one shard; only the most urgent `MAX_GAUGES` are made, none of a silenced hint.
 
     Duplicate series (two hints that differ in nothing but their jobs) are shown once, the most urgent one.
     """
     if kind == "bottlenecks":
+        items = [item for item in items if item.silenced_by is None]
         chosen = _most(items, MAX_GAUGES, lambda item: (item.is_active, item.probability))
         return _ordered(_bottlenecks(cluster, chosen), len(items) - len(chosen))
     if kind == "node-risks":

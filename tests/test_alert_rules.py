@@ -23,7 +23,7 @@ def test_promtool_takes_the_rules_and_their_tests_hold(asked):
 def test_only_one_rule_pages_and_it_asks_for_what_hints_call_a_page():
     rules = re.split(r"\n\s+- alert: ", RULES.read_text())[1:]
     paging = [rule for rule in rules if re.search(r"^\s+severity: page$", rule, re.MULTILINE)]
-    assert len(rules) == 5
+    assert len(rules) == 6
     assert [rule.split()[0] for rule in paging] == ["BottleneckNeedsSomeoneNow"]
     (rule,) = paging
     asked = re.findall(r'(weatherglass_\w+)\{severity="(\w+)"\}', rule)
@@ -32,6 +32,7 @@ def test_only_one_rule_pages_and_it_asks_for_what_hints_call_a_page():
         bottleneck("b1", severity="page", scope="rack", node=None, gpu_uuid=None),
         bottleneck("b2", severity="page", scope="pod", node=None, gpu_uuid=None, is_active=True),
         bottleneck("b3", severity="info"),
+        bottleneck("b4", severity="page", scope="cluster", node=None, gpu_uuid=None, silenced_by="si-1"),
     ]
     text, _ = render([gauges_of("bottlenecks", "alpha", hints)])
     assert sorted(line.split("{")[0] for line in text.splitlines() if 'severity="page"' in line) == [
