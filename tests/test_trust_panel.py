@@ -51,7 +51,7 @@ def test_the_newest_figures_of_each_cluster_by_class(store: Store) -> None:
     shown = texts(trust_panel(Reading(found), several=True))
     assert "All classes  a 80 % 50 %" in shown
     assert "Thermal throttle  a 75 % – 61 s" in shown
-    assert "Shortage  b – 25 %" in shown
+    assert "Shortage of GPUs  b – 25 %" in shown
     assert "10 %" not in shown
     assert "2026-11-05" in shown
 
