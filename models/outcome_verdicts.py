@@ -19,7 +19,7 @@ NOMINAL = 0.80
 SHIFTED = 0.25  # the index from which inputs are commonly held to be another population; weeks of a cluster reach it
 MARGIN_RATIO = 1.25  # so that much over the highest of the weeks before it is also needed
 FATES = ("FAILS", "could not judge", "passes")
-VERDICTS = ("runtime_calibrated", "runtime_beats_baseline", "wait_calibrated", "inputs_stable", "hints_precise")
+VERDICTS = ("runtime_calibrated", "runtime_beats_baseline", "wait_calibrated", "inputs_stable")
 _INPUT_WORDS = {
     "limit": "time limits", "size": "sizes", "queue": "queues", "key_seen": "share of jobs like earlier ones",
 }  # fmt: skip

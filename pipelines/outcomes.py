@@ -20,6 +20,7 @@ from features.vocabulary import QUANTILE_COLUMNS, conform, schema
 from models.backtest_report import Score, score_rows
 from models.demand_outcomes import demand_words, judge_demand
 from models.drift import MAX_WEEKS, Shift, input_shifts
+from models.hint_scores import NAME as HINTS_PRECISE
 from models.hint_scores import TASK as HINTS_TASK
 from models.outcome_scores import PREFIX, KindOutcome, judge_outcomes
 from models.outcome_verdicts import VERDICTS, Verdict, kind_words, start_words, verdicts
@@ -33,6 +34,7 @@ from pipelines.job_history import read_jobs
 from pipelines.store import Reader, Store, Writer
 from scheduler_hints.outcome_gauges import OutcomesWord, write_word
 
+CHECKS = (*VERDICTS, HINTS_PRECISE)
 SPAN, DAY = timedelta(days=7), timedelta(days=1)
 MAX_JOBS = 20_000  # of a week that are judged, drawn by a hash of their ids
 INPUTS_TASK = "inputs"
@@ -281,8 +283,8 @@ def verdict_of(report: OutcomesReport, name: str) -> Verdict:
     Raises:
         KeyError: There is no such verdict; the message lists them.
     """
-    if name not in VERDICTS:
-        raise KeyError(f"no verdict {name!r}; there are: {', '.join(VERDICTS)}")
+    if name not in CHECKS:
+        raise KeyError(f"no verdict {name!r}; there are: {', '.join(CHECKS)}")
     for verdict in report.verdicts:
         if verdict.name == name:
             return verdict

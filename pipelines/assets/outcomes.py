@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
-from models.outcome_verdicts import FATES, VERDICTS
+from models.outcome_verdicts import FATES
 from pipelines.asset_metadata import figures, rows, table_spec
 from pipelines.assets.outcome import ANSWERS, answers, judged
-from pipelines.outcomes import OutcomesReport, verdict_of
+from pipelines.outcomes import CHECKS, OutcomesReport, verdict_of
 from pipelines.resources import Weatherglass
 from pipelines.steps import score_outcomes_of
 
-TABLE = "out_outcomes"
+TABLE, HINTS = "out_outcomes", "out_hint_outcomes"
 _PROMISES = {
     "runtime_calibrated": "The 10–90 % interval of published runtimes held about as often as it says (80 %, ±10 %).",
     "runtime_beats_baseline": "Published runtimes were not worse than the best baseline known at the same moment.",
@@ -28,16 +28,12 @@ _PROMISES = {
 @dg.multi_asset(
     name=f"join_{TABLE}",
     specs=[
-        table_spec(
-            TABLE,
-            "trained",
-            deps=["out_job_forecasts", "out_demand", "core_jobs", "out_hints", "feat_labels"],
-            fresh_s=2 * 86_400.0,
-        )
+        table_spec(TABLE, "trained", deps=["out_job_forecasts", "out_demand", "core_jobs"], fresh_s=2 * 86_400.0),
+        table_spec(HINTS, "trained", deps=["out_hints", "feat_labels"], fresh_s=2 * 86_400.0),
     ],
     check_specs=[
         dg.AssetCheckSpec(ANSWERS, asset=TABLE, description="Outcomes could be scored for every cluster."),
-        *(dg.AssetCheckSpec(name, asset=TABLE, description=_PROMISES[name]) for name in VERDICTS),
+        *(dg.AssetCheckSpec(name, asset=TABLE, description=_PROMISES[name]) for name in CHECKS),
     ],
 )
 def out_outcomes(
@@ -51,8 +47,9 @@ def out_outcomes(
         **figures(reports, ["jobs", "scores", "judged", "covered", "kinds", "starts", "demand", "hints", "error"]),
     }
     yield dg.MaterializeResult(asset_key=TABLE, metadata=metadata)
+    yield dg.MaterializeResult(asset_key=HINTS)
     yield answers(context, TABLE, reports)
-    for name in VERDICTS:
+    for name in CHECKS:
         yield told(context, name, reports)
 
 
