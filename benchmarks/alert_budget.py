@@ -22,7 +22,8 @@ import polars as pl
 
 from models.bottleneck import HazardForecaster
 from models.trend import BottleneckForecaster, TrendForecaster
-from scheduler_hints.nowcast import Nowcast, NowcastConfig
+from scheduler_hints.nowcast import Nowcast
+from scheduler_hints.nowcast_config import NowcastConfig
 from scheduler_hints.schema import Bottleneck
 from scheduler_hints.snapshot import Publisher, read_snapshot, snapshot_path
 
@@ -118,7 +119,7 @@ def play(
     for name, forecaster in forecasters.items():
         folder = root / name
         nowcast = Nowcast(CLUSTER, Publisher(folder, CLUSTER), config)
-        nowcast.forecaster = forecaster
+        nowcast.champion.forecaster = forecaster
         watching[name] = (nowcast, Count())
     busy, ticks = 0.0, 0
     for tick in range(int(hours * 3600 / tick_s)):

@@ -68,7 +68,8 @@ def measure(gpus: int, share: float, *, has_text: bool) -> dict[str, float]:
         has_text: Whether samples come as exporters' text, which is decoded, as by scrapes.
     """
     from features.conditions import CLASSES
-    from scheduler_hints.nowcast import Nowcast, NowcastConfig
+    from scheduler_hints.nowcast import Nowcast
+    from scheduler_hints.nowcast_config import NowcastConfig
     from scheduler_hints.snapshot import Publisher
 
     fleet, decoder = Fleet(gpus, share), Decoder()

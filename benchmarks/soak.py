@@ -163,7 +163,8 @@ def measure(gpus: int, hours: float) -> dict[str, float]:
     from benchmarks.nowcast import learned
     from features.vocabulary import JOB_COLUMNS
     from scheduler_hints.journal import FORMAT, journal_files
-    from scheduler_hints.nowcast import Nowcast, NowcastConfig
+    from scheduler_hints.nowcast import Nowcast
+    from scheduler_hints.nowcast_config import NowcastConfig
     from scheduler_hints.snapshot import Publisher, read_snapshot, snapshot_path
 
     fleet, process = Churn(gpus), psutil.Process()

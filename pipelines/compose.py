@@ -100,7 +100,8 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
     from features.cleaning import believable_gpu_samples
     from models.registry import Registry
     from pipelines.sources import build_jobs, build_telemetry
-    from scheduler_hints.nowcast import Nowcast, NowcastConfig
+    from scheduler_hints.nowcast import Nowcast
+    from scheduler_hints.nowcast_config import NowcastConfig
     from scheduler_hints.nowcast_loop import run
     from scheduler_hints.snapshot import Publisher
 
@@ -135,7 +136,7 @@ def run_nowcast(settings: Settings, cluster: str | None) -> None:
         return believable_gpu_samples(frame, datetime.now(UTC))  # their courses are judged by the nowcast itself
 
     try:
-        nowcast.recall()
+        nowcast.memory.recall_jobs()
         past = _past(telemetry, chosen, name, datetime.now(UTC))
         warmed = counted(nowcast.warm(clean(past.gpu), past.node, port=past.port), "sample")
         log.info("warmed with %s of the last %.0f s", warmed, _WARM_S)

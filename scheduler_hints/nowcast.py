@@ -6,75 +6,39 @@ and the model registry; sources are read by `scheduler_hints/nowcast_loop.py`, w
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from features.classes import CLASSES, GPU_CLASSES
+from features.classes import GPU_CLASSES
 from features.cleaning_live import Courses
 from features.port_course import PortRates
 from features.telemetry import RingWindow
 from features.thresholds import ThresholdBook
-from features.unit_conditions import UNIT_CLASSES
-from features.windows import FeatureBlock
-from models.registry import Registry, RegistryError
-from models.trend import BottleneckForecaster, TrendForecaster
+from models.registry import Registry
+from scheduler_hints.champion import FATAL, Champion
 from scheduler_hints.episodes import Episodes, Scored
 from scheduler_hints.inventory import Inventory
-from scheduler_hints.journal import Journal
 from scheduler_hints.level_courses import LevelCourses
+from scheduler_hints.nowcast_config import MARGIN_S, NowcastConfig
+from scheduler_hints.nowcast_memory import Memory
+from scheduler_hints.nowcast_outlet import Outlet
 from scheduler_hints.nowcast_status import STATUS, status_of
 from scheduler_hints.offers import held_out, may_act, offered
 from scheduler_hints.pace import Pace
 from scheduler_hints.places import Places
-from scheduler_hints.schema import Bottleneck, NodeRisk, ReservationPlan, Snapshot
+from scheduler_hints.schema import Bottleneck, NodeRisk, ReservationPlan
 from scheduler_hints.silences import SilenceBook, silenced
-from scheduler_hints.snapshot import Publisher, SnapshotError, read_snapshot, snapshot_path, write_atomically
+from scheduler_hints.snapshot import Publisher, write_atomically
 from scheduler_hints.unit_nowcast import UnitNowcast
 from scheduler_hints.watches import SURE, Threshold
 
-log = logging.getLogger(__name__)
-
-TASK = "bottleneck"
-MARGIN_S = 5.0  # how much later than its interval a sample may come and still be in time
-JOBS = "nowcast-jobs.parquet"
-QUEUES = "queue-memory.json"
-REMEMBER_EVERY_S = 60.0  # what is remembered of jobs and queues is written down for the next run
 FORGET_EVERY_S = 600.0  # how often places of GPUs that are gone are given up
-FATAL = (SystemExit, KeyboardInterrupt, GeneratorExit)
-"""What ends a process on purpose. All else must not, a panic of a library in Rust included, which is no `Exception`."""
-
-
-@dataclass(frozen=True, slots=True)
-class NowcastConfig:
-    """What the nowcast goes by; times in seconds. Defaults are those of the settings."""
-
-    tick_s: float = 15.0
-    exporter_interval_s: float = 15.0
-    publish_probability: float = 0.5
-    publish_by_class: Mapping[str, float] = field(default_factory=dict)
-    bottleneck_ttl_ticks: float = 2.0
-    window_ttl_ticks: float = 3.0
-    consumer_period_s: float = 30.0
-    window_confidence: float = 0.9
-    window_guard_s: float = 60.0
-    plan_lease_s: float = 900.0
-    jobs_period_s: float = 15.0
-    holdout_ratio: float = 0.05
-
-    @property
-    def stale_s(self) -> float:
-        """Age at which a sample stops counting: two exporter intervals and a margin."""
-        return 2 * self.exporter_interval_s + MARGIN_S
 
 
 class Nowcast:
@@ -110,12 +74,9 @@ class Nowcast:
         self.pace = Pace(self.config.tick_s)
         self.received: Mapping[str, int] = {}
         self.clock = clock
-        self.registry = registry
-        self.forecaster: BottleneckForecaster = TrendForecaster()
         self._overrides = overrides
         book = ThresholdBook(overrides=overrides)
         self.window = RingWindow(book, stale_s=self.config.stale_s, courses=Courses())
-        self.journal = Journal(publisher.root, cluster)
         own = {name: Threshold(p, max(SURE, p)) for name, p in self.config.publish_by_class.items()}
         self.episodes = Episodes(
             cluster, self.config.publish_probability, thresholds=own, stale_keep_s=2 * self.config.tick_s
@@ -125,7 +86,10 @@ class Nowcast:
         self.silences = SilenceBook(publisher.root, cluster)
         self.inventory = Inventory()
         self.problems: dict[str, str] = {}
+        self.champion = Champion(registry, self.problems)
         self.levels = LevelCourses(registry, self.problems)
+        self.outlet = Outlet(publisher, cluster, self.config, self.problems)
+        self.memory = Memory(publisher.root, cluster, self.window, self.units, self.problems)
         self.timings_s: dict[str, float] = {}
         self.ticks = 0
         self.samples_total = 0
@@ -141,12 +105,11 @@ class Nowcast:
         self._after_s = 0.0  # what came after scoring at the last tick
         self._plans: Sequence[ReservationPlan] = ()
         self._node_risks: Sequence[NodeRisk] = ()
-        self._champion: str | None = None
         self._forgot_s = 0.0
-        self._remembered_s = 0.0
-        self._broken: dict[str, None] = {}  # models that gave no forecast at this tick, in order, each once
-        self._recall_queues()
-        self._resume()
+        self.memory.recall_queues()
+        # Hints and plans that were published last go on under their names, so that a restart makes no new leases.
+        self.episodes.resume(self.memory.published("bottlenecks", Bottleneck))
+        self._plans = self.memory.published("reservation-plans", ReservationPlan)
         self._reload()  # a model's libraries take seconds to load: not in the first tick
 
     # --- taking in ------------------------------------------------------------------------------------------
@@ -198,37 +161,6 @@ class Nowcast:
             )
         else:
             self.problems.pop("telemetry-clock", None)
-
-    def recall(self) -> int:
-        """Take up what a former run remembered of jobs, such as the level that memory settled on; before `warm`.
-
-        Returns:
-            Number of GPUs that something is remembered of.
-        """
-        try:
-            return self.window.recall(pl.read_parquet(self._remembered_path()))
-        except FileNotFoundError:
-            return 0
-        except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-            log.warning("%s: what the last run remembered of jobs cannot be read: %s", self.cluster, error)
-            return 0
-
-    def _remembered_path(self) -> Path:
-        return self.publisher.root / self.cluster / JOBS
-
-    def _remember(self, now_s: float) -> None:
-        if now_s - self._remembered_s < REMEMBER_EVERY_S:
-            return
-        self._remembered_s = now_s
-        buffer = BytesIO()
-        self.window.remembered().write_parquet(buffer, compression="lz4")
-        try:
-            write_atomically(self._remembered_path(), buffer.getvalue(), durable=False)
-        except OSError as error:
-            self.problems["remembered"] = str(error)
-        else:
-            self.problems.pop("remembered", None)
-        self._remember_queues()
 
     def warm(self, gpu: pl.DataFrame, node: pl.DataFrame | None = None, *, port: pl.DataFrame | None = None) -> int:
         """Fill the windows with recent history from the store or the spool, oldest first; before the first tick."""
@@ -294,8 +226,8 @@ class Nowcast:
         mark = lap("reload", began)
         age = self.window.age_s(now_s)[self.window.is_fresh(now_s)]
         scores = self._score(now_s)
-        scores += self.units.score(now_s, self._forecast, self.inventory.excluded)
-        self._note("model", "; ".join(self._broken) or None)
+        scores += self.units.score(now_s, self.champion.forecast, self.inventory.excluded)
+        self.champion.note()
         scored = mark = lap("score", mark)
         # Before anything is published: what is said now must hold until the next tick, however late that comes.
         self.pace.foresee(before_s + scored - began + self._after_s)
@@ -308,11 +240,12 @@ class Nowcast:
         mark = lap("episodes", mark)
         self._bottlenecks = self.levels.attach(self._bottlenecks, self.episodes.worst, self.window, now_s)
         mark = lap("levels", mark)
-        self._publish_bottlenecks(age, horizon)
+        newest_s = float(age.min()) if age.size else None
+        self.outlet.bottlenecks(self._bottlenecks, newest_s, self.pace.tick_s, self.champion.versions(), horizon)
         mark = lap("publish", mark)
         self._publish_windows(now, horizon)
         mark = lap("windows", mark)
-        self._remember(now_s)
+        self.memory.keep(now_s)
         done = lap("remember", mark)
         self._after_s = done - scored
         stages["tick"] = done - began
@@ -350,29 +283,15 @@ class Nowcast:
     def _score(self, now_s: float) -> list[Scored]:
         excluded = self._excluded()
         scores = []
-        self._broken.clear()
         for name in GPU_CLASSES:
             gpus = self.window.screened(name, now_s)
             if excluded is not None:
                 gpus = gpus[~excluded[gpus]]
             block = self.window.features(gpus, name, now_s)
             is_active = self.window.is_set(name)[gpus]
-            probabilities, version = self._forecast(block)
+            probabilities, version = self.champion.forecast(block)
             scores.append(Scored(name, block, probabilities, is_active, version))
         return scores
-
-    def _forecast(self, block: FeatureBlock) -> tuple[np.ndarray, str]:
-        """Probabilities and who gave them: the trend where the model breaks."""
-        forecaster = self.forecaster
-        try:
-            probabilities = forecaster.forecast(block)
-        except FATAL:
-            raise
-        except BaseException as error:
-            self._broken[f"{forecaster.version}: {error}"] = None
-            forecaster = TrendForecaster()
-            probabilities = forecaster.forecast(block)
-        return probabilities, forecaster.version_of(block.bottleneck_class)
 
     def _excluded(self) -> np.ndarray | None:
         if not self.inventory.excluded:
@@ -380,32 +299,12 @@ class Nowcast:
         codes = [i for i, name in enumerate(self.window.node_names) if name in self.inventory.excluded]
         return np.isin(self.window.node[: self.window.count], codes)
 
-    def _publish_bottlenecks(self, age: np.ndarray, horizon_s: float | None) -> None:
-        """Publish, unless the data are so old that their hints have died: nothing may make old data live longer."""
-        if not age.size:
-            self.problems["telemetry"] = "no fresh sample"
-            return
-        newest = max(float(age.min()), 0.0)
-        late = max(0.0, newest - self.config.exporter_interval_s - MARGIN_S)
-        ttl = self.config.bottleneck_ttl_ticks * self.pace.tick_s - late
-        if ttl <= 0:
-            self.problems["telemetry"] = f"newest sample is {newest:.0f} s old"
-            return
-        self.problems.pop("telemetry", None)
-        states = (f"{hint.id} {hint.is_active} {hint.horizon_s} {hint.silenced_by}" for hint in self._bottlenecks)
-        outline = "\n".join(states).encode()
-        self._publish("bottlenecks", self._bottlenecks, ttl, newest, self.versions(), horizon_s, outline)
-
     def _publish_windows(self, now: datetime, horizon_s: float | None) -> None:
         if self._jobs is None or self._nodes is None or self.jobs_at is None:
             return
-        age = max(0.0, (now - self.jobs_at).total_seconds())
-        late = max(0.0, age - self.config.jobs_period_s - MARGIN_S)
-        ttl = self.config.window_ttl_ticks * self.pace.tick_s - late
+        ttl, age = self.outlet.life_of_jobs(now, self.jobs_at, self.pace.tick_s)
         if ttl <= 0:
-            self.problems["jobs"] = f"newest word of the scheduler is {age:.0f} s old"
             return
-        self.problems.pop("jobs", None)
         try:
             windows, plans = self._plan(self._jobs, self._nodes, now)
         except FATAL:
@@ -415,8 +314,9 @@ class Nowcast:
             return
         self.problems.pop("windows", None)
         versions = {"runtime": _runtime_version(self._forecasts)}
-        self._publish("backfill-windows", windows, ttl, age, versions, None, _outline(windows))
-        self._publish("reservation-plans", plans, ttl, age, {**self.versions(), **versions}, horizon_s, b"")
+        self.outlet.publish("backfill-windows", windows, ttl, age, versions, None, _outline(windows))
+        versions = {**self.champion.versions(), **versions}
+        self.outlet.publish("reservation-plans", plans, ttl, age, versions, horizon_s, b"")
 
     def _plan(self, jobs: pl.DataFrame, nodes: pl.DataFrame, now: datetime) -> tuple[Sequence[Any], Sequence[Any]]:
         from scheduler_hints.plans import reservation_plans
@@ -434,89 +334,16 @@ class Nowcast:
         )  # fmt: skip
         return windows, self._plans
 
-    def _publish(
-        self,
-        kind: Any,
-        items: Sequence[Any],
-        ttl_s: float,
-        data_age_s: float,
-        versions: Mapping[str, str],
-        horizon_s: float | None,
-        outline: bytes,
-    ) -> Snapshot | None:
-        try:
-            snapshot = self.publisher.publish(
-                kind, items, ttl_s=ttl_s, data_age_s=data_age_s, model_versions=versions, actionable_horizon_s=horizon_s
-            )
-            self.journal.append(snapshot, outline)
-        except OSError as error:  # a full disk: the old snapshot stays and expires by itself
-            self.problems[kind] = f"{error.strerror or error}: {error.filename or ''}"
-            return None
-        self.problems.pop(kind, None)
-        return snapshot
-
     @property
     def published(self) -> int:
         """Bottlenecks that stand at present."""
         return len(self._bottlenecks)
 
-    def versions(self) -> dict[str, str]:
-        """Who forecasts which class."""
-        return {name: self.forecaster.version_of(name) for name in (*CLASSES, *UNIT_CLASSES)}
-
-    # --- models, status, restart ----------------------------------------------------------------------------
+    # --- models, status ----------------------------------------------------------------------------
 
     def _reload(self) -> None:
-        """Take over the registry's champion when it has changed; a damaged one leaves the present forecaster alone."""
+        self.champion.reload()
         self.levels.reload()
-        if self.registry is None:
-            return
-        try:
-            champion = self.registry.champion(TASK)
-            if champion == self._champion:
-                self.problems.pop("registry", None)
-                return
-            if champion is None:
-                self.forecaster = TrendForecaster()
-            else:
-                from models.bottleneck import HazardForecaster
-
-                loaded = self.registry.load(TASK, champion, read=HazardForecaster.from_files)
-                self.forecaster = loaded.model
-                self.forecaster.version = loaded.version
-            self._champion = champion
-            self.problems.pop("registry", None)
-        except (RegistryError, OSError, ImportError) as error:
-            self.problems["registry"] = str(error)
-
-    def _resume(self) -> None:
-        """Hints and plans that were published last go on under their names, so that a restart makes no new leases."""
-        self.episodes.resume(self._published("bottlenecks", Bottleneck))
-        self._plans = self._published("reservation-plans", ReservationPlan)
-
-    def _recall_queues(self) -> None:
-        """What queues were like for days is in no window: it is kept in a file over a restart."""
-        try:
-            self.units.recall(msgspec.json.decode((self.publisher.root / self.cluster / QUEUES).read_bytes()))
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.DecodeError, ValueError, AttributeError, TypeError) as error:
-            self.problems["queues"] = f"{QUEUES} is passed over, queues are remembered from now on: {error}"
-
-    def _remember_queues(self) -> None:
-        try:
-            text = msgspec.json.encode(self.units.remembered())
-            write_atomically(self.publisher.root / self.cluster / QUEUES, text)
-            self.problems.pop("queues", None)
-        except OSError as error:
-            self.problems["queues"] = f"{error.strerror or error}: {error.filename or QUEUES}"
-
-    def _published(self, kind: str, shape: type[Any]) -> list[Any]:
-        path = snapshot_path(self.publisher.root, self.cluster, kind)
-        try:
-            return [msgspec.json.decode(item, type=shape) for item in read_snapshot(path).items]
-        except (OSError, SnapshotError, msgspec.DecodeError):
-            return []
 
     def _write_status(
         self, now: datetime, age: np.ndarray, horizon_s: float | None, scores: Sequence[Scored]

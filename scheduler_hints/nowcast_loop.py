@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from scheduler_hints.nowcast import FATAL, Nowcast
+from scheduler_hints.champion import FATAL
+from scheduler_hints.nowcast import Nowcast
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_hints.episodes import Episodes
-from scheduler_hints.nowcast import Nowcast, NowcastConfig
+from scheduler_hints.nowcast import Nowcast
+from scheduler_hints.nowcast_config import NowcastConfig
 from scheduler_hints.scored import Scored
 from scheduler_hints.snapshot import Publisher
 from scheduler_hints.watches import Threshold

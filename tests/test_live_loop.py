@@ -21,7 +21,8 @@ from features.conditions import CLASSES
 from features.port_course import PortRates
 from scheduler_hints.filters import select
 from scheduler_hints.metrics import Metrics
-from scheduler_hints.nowcast import Nowcast, NowcastConfig
+from scheduler_hints.nowcast import Nowcast
+from scheduler_hints.nowcast_config import NowcastConfig
 from scheduler_hints.nowcast_loop import run
 from scheduler_hints.nowcast_status import STATUS
 from scheduler_hints.offers import offered, offered_horizons
@@ -122,7 +123,7 @@ def test_load_is_shed_by_wider_ticks_and_taken_up_again(tmp_path):
         n = len(statuses)
         return min(1 + 0.8 * n, 17) if n < 30 else 2.0
 
-    nowcast.forecaster = Slow(clock, load)
+    nowcast.champion.forecaster = Slow(clock, load)
 
     def latest():
         rows = frame(gang(seconds=15)).with_columns(pl.lit(wall()).alias("ts"))
@@ -173,7 +174,7 @@ def test_the_tick_that_turns_slow_says_so_itself(tmp_path):
     world.nowcast.clock = clock
     for second in range(600, 1185, 15):
         world.tick(second)
-    world.nowcast.forecaster = Slow(clock, lambda: 12.0)
+    world.nowcast.champion.forecaster = Slow(clock, lambda: 12.0)
     status = world.tick(1185)
     assert status["tick_s"] == 20
     assert read_snapshot(snapshot_path(tmp_path, "c", "bottlenecks")).ttl_s == pytest.approx(40)
@@ -183,7 +184,7 @@ def test_the_tick_that_turns_slow_says_so_itself(tmp_path):
 def test_a_hang_is_counted_as_missed_ticks(tmp_path):
     clock, stop, statuses = Clock(), threading.Event(), []
     nowcast = Nowcast("c", Publisher(tmp_path, "c"), CONFIG, clock=clock)
-    nowcast.forecaster = Slow(clock, lambda: 100.0 if len(statuses) == 2 else 0.0)
+    nowcast.champion.forecaster = Slow(clock, lambda: 100.0 if len(statuses) == 2 else 0.0)
 
     def on_tick(status):
         statuses.append(status)

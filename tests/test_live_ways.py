@@ -24,7 +24,8 @@ from pipelines.sources.prometheus import PrometheusSource
 from pipelines.sources.remote_write import RemoteWriteSource
 from pipelines.sources.remote_write_server import Receiver, listen
 from pipelines.sources.scrape import ScrapeSource
-from scheduler_hints.nowcast import JOBS, Nowcast
+from scheduler_hints.nowcast import Nowcast
+from scheduler_hints.nowcast_memory import JOBS
 from scheduler_hints.snapshot import Publisher
 from tests.gpu_samples import BOOK, at, frame, gang
 from tests.services import Pages, Prometheus, scrape_config
@@ -161,7 +162,7 @@ samples = frame(hot([3, 5]))
 nowcast = Nowcast("c", Publisher(root, "c"), CONFIG)
 nowcast.observe_jobs(no_jobs(), inventory(), (), at(from_s))
 if warm:
-    assert nowcast.recall() == 8
+    assert nowcast.memory.recall_jobs() == 8
     nowcast.warm(samples.filter((pl.col("ts") > at(from_s - 615)) & (pl.col("ts") <= at(from_s - 15))))
 for second in range(from_s, until_s, 15):
     nowcast.observe(samples.filter(pl.col("ts") == at(second)), None, at(second))
@@ -213,12 +214,12 @@ def test_killed_without_a_word_it_goes_on_where_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"PAR1 not really", b"{}"])
 def test_a_damaged_memory_keeps_nothing_from_starting(tmp_path: Path, content: bytes) -> None:
     nowcast = Nowcast("c", Publisher(tmp_path, "c"))
-    assert nowcast.recall() == 0  # there is none
+    assert nowcast.memory.recall_jobs() == 0  # there is none
     (tmp_path / "c").mkdir(exist_ok=True)
     (tmp_path / "c" / JOBS).write_bytes(content)
-    assert nowcast.recall() == 0
+    assert nowcast.memory.recall_jobs() == 0
     pl.DataFrame({"gpu_uuid": ["a"], "node": ["n"], "job_id": ["1"]}).write_parquet(tmp_path / "c" / JOBS)
-    assert nowcast.recall() == 0  # of another version
+    assert nowcast.memory.recall_jobs() == 0  # of another version
 
 
 def test_what_is_remembered_is_of_the_job_that_still_runs() -> None:

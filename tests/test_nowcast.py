@@ -21,8 +21,10 @@ from models.bottleneck import HazardForecaster
 from models.registry import Registry
 from models.trend import TREND_VERSION
 from scheduler_hints.journal import Journal, journal_files, read_journal
-from scheduler_hints.nowcast import STATUS, Nowcast, NowcastConfig
+from scheduler_hints.nowcast import Nowcast
+from scheduler_hints.nowcast_config import NowcastConfig
 from scheduler_hints.nowcast_loop import run
+from scheduler_hints.nowcast_status import STATUS
 from scheduler_hints.reasons import expected_onset_s
 from scheduler_hints.schema import Bottleneck
 from scheduler_hints.snapshot import Publisher, read_snapshot, snapshot_path
@@ -254,7 +256,7 @@ def test_hysteresis_and_expiry(tmp_path):
         world.tick(second)
     counts = []
     for k, p in enumerate((0.2, 0.49, 0.51, 0.31, 0.45, 0.29, 0.45, 0.29, 0.29, 0.6, 0.6, 0.2, 0.9)):
-        world.nowcast.forecaster = Fixed(p)
+        world.nowcast.champion.forecaster = Fixed(p)
         world.tick(1350 + 15 * k)
         counts.append(len([hint for hint in world.hints() if hint.bottleneck_class == "thermal_throttle"]))
     assert world.nowcast.window.screened("thermal_throttle", at(1531).timestamp()).tolist() == [3]
@@ -278,7 +280,7 @@ def test_a_model_that_fails_leaves_the_trend_in_charge(tmp_path):
             raise RuntimeError("no")
 
     world = World(tmp_path, hot([3]))
-    world.nowcast.forecaster = Broken()
+    world.nowcast.champion.forecaster = Broken()
     for second in range(600, 1200, 15):
         status = world.tick(second)
     assert [hint.model_version for hint in world.hints()] == [TREND_VERSION]
@@ -287,7 +289,7 @@ def test_a_model_that_fails_leaves_the_trend_in_charge(tmp_path):
 
 def test_a_class_that_a_model_has_not_learned_is_forecast_in_the_name_of_the_trend(tmp_path):
     world = World(tmp_path, hot([3]))
-    world.nowcast.forecaster = HazardForecaster({"nvlink_saturation": None}, {}, version="v1")
+    world.nowcast.champion.forecaster = HazardForecaster({"nvlink_saturation": None}, {}, version="v1")
     for second in range(600, 1200, 15):
         status = world.tick(second)
     assert [hint.model_version for hint in world.hints()] == [TREND_VERSION]
@@ -426,9 +428,9 @@ def test_a_model_that_fails_for_one_class_is_said_though_it_works_for_the_next(t
             return super().forecast(block)
 
     world = World(tmp_path, hot([3]))
-    world.nowcast.forecaster = Halting(0.1)
+    world.nowcast.champion.forecaster = Halting(0.1)
     assert world.tick(600)["problems"]["model"] == "fixed: index out of bounds"
-    world.nowcast.forecaster = Fixed(0.1)
+    world.nowcast.champion.forecaster = Fixed(0.1)
     assert "model" not in world.tick(615)["problems"]
 
 

@@ -44,7 +44,8 @@ from pipelines.sources.series import Index
 from pipelines.sources.spool import Spool
 from pipelines.store import Store
 from scheduler_hints.api import create_app
-from scheduler_hints.nowcast import Nowcast, NowcastConfig
+from scheduler_hints.nowcast import Nowcast
+from scheduler_hints.nowcast_config import NowcastConfig
 from scheduler_hints.nowcast_loop import run
 from scheduler_hints.snapshot import Publisher
 from tests.metric_services import make_authority, make_certificate

@@ -20,7 +20,7 @@ from pipelines.sources import SourceError
 from pipelines.store import Store
 from scheduler_hints.api import create_app
 from scheduler_hints.errors import ApiError, UnavailableError
-from scheduler_hints.nowcast import NowcastConfig
+from scheduler_hints.nowcast_config import NowcastConfig
 from scheduler_hints.offers import held_out, is_drawn, may_act
 from scheduler_hints.silences import (
     Silence,

@@ -14,7 +14,8 @@ from features.vocabulary import JOB_COLUMNS, conform, schema
 from models.bottleneck import HazardForecaster
 from models.trend import TREND_VERSION
 from scheduler_hints.filters import select
-from scheduler_hints.nowcast import QUEUES, Nowcast
+from scheduler_hints.nowcast import Nowcast
+from scheduler_hints.nowcast_memory import QUEUES
 from scheduler_hints.schema import Bottleneck
 from scheduler_hints.snapshot import Publisher, read_snapshot, snapshot_path
 from tests.gpu_samples import at, frame, gang
@@ -178,7 +179,7 @@ def test_what_queues_were_like_outlives_a_restart(tmp_path):
     for second in range(780, 990, 15):
         live.tick(second, ports=False)
     assert (tmp_path / "c" / QUEUES).exists()
-    live.nowcast._remember_queues()
+    live.nowcast.memory.keep(float("inf"))
     again = Live(tmp_path)
     again.tick(990, ports=False)
     ring = again.nowcast.units.rings["shortage"]

@@ -7,7 +7,8 @@ import pytest
 from pipelines.sources.prometheus import PrometheusSource
 from pipelines.sources.remote_write import RemoteWriteSource
 from pipelines.sources.scrape import ScrapeSource
-from scheduler_hints.nowcast import Nowcast, NowcastConfig
+from scheduler_hints.nowcast import Nowcast
+from scheduler_hints.nowcast_config import NowcastConfig
 from scheduler_hints.snapshot import Publisher
 from tests.services import Pages
 from tests.test_remote_write import gpu_labels, now_ms, post, request, series_bytes
