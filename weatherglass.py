@@ -458,7 +458,7 @@ def estimate_memory(gpu_memory: str | None, as_json: bool, **asked: Any) -> None
 @click.option("--top", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Jobs, and links, at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, all of it.")
 def communication(cluster: str | None, since: timedelta, top: int, as_json: bool) -> None:
-    """Show jobs by the share of their steps spent on communication.
+    """Show what share of their steps jobs communicate.
 
     Beside it how far the slowest rank of each is behind its gang, and which NVLinks and network ports are full.
     """

@@ -37,6 +37,7 @@ SLOTS = NEAR_CELLS + FAR_CELLS
 PACE_CELLS = (5, 6, 4, 7, 3, 8, 9)
 _MOVED = 4_096  # rows moved at a time
 _NONE = np.int16(-MOST_STEPS - 1)  # not measured
+_UTIL_STEP = np.float32(1 / 16384)
 
 
 class Windows(NamedTuple):
@@ -63,7 +64,13 @@ def far_cell(ts: Times) -> Ints:
     return np.floor_divide(ts, FAR_CELL_S).astype(np.int64)
 
 
-def _measured(steps: NDArray[np.int16], step: Floats) -> Floats:
+def _in_steps(values: Floats, step: Floats | np.float32) -> NDArray[np.int16]:
+    """Values as numbers of steps."""
+    steps = np.clip(np.rint(values / step), -MOST_STEPS, MOST_STEPS)
+    return np.where(np.isnan(steps), _NONE, steps).astype(np.int16)
+
+
+def _measured(steps: NDArray[np.int16], step: Floats | np.float32) -> Floats:
     """What was kept in steps, NaN where it was not measured."""
     return np.where(steps == _NONE, np.float32(np.nan), steps * step)
 
@@ -87,7 +94,7 @@ class _Tier:
         self.values = np.zeros((0, cells, len(self.fine)), dtype=np.float32)
         self.steps = np.zeros((0, cells, len(self.coarse)), dtype=np.int16)
         self.ts = np.zeros((0, cells))
-        self.util = np.zeros((0, cells if has_util else 0), dtype=np.float16)
+        self.util = np.zeros((0, cells if has_util else 0), dtype=np.int16)
 
     def arrays(self) -> tuple[NDArray, ...]:
         return self.values, self.steps, self.ts, self.util
@@ -103,8 +110,7 @@ class _Tier:
         """Replace a quantity of samples."""
         place = self.place[quantity]
         if quantity in self.coarse:
-            steps = np.clip(np.rint(told / self.step[place]), -MOST_STEPS, MOST_STEPS)
-            self.steps[gpu, slot, place] = np.where(np.isnan(steps), _NONE, steps)
+            self.steps[gpu, slot, place] = _in_steps(told, self.step[place])
         else:
             self.values[gpu, slot, place] = told
 
@@ -131,13 +137,12 @@ class _Tier:
             gpu, slot, ts, values, util = gpu[newer], slot[newer], ts[newer], values[newer], util[newer]
         if len(self.coarse):
             self.values[gpu, slot] = values[:, self.fine]
-            steps = np.clip(np.rint(values[:, self.coarse] / self.step), -MOST_STEPS, MOST_STEPS)
-            self.steps[gpu, slot] = np.where(np.isnan(steps), _NONE, steps)
+            self.steps[gpu, slot] = _in_steps(values[:, self.coarse], self.step)
         else:
             self.values[gpu, slot] = values
         self.ts[gpu, slot] = ts
         if self.util.shape[1]:
-            self.util[gpu, slot] = util
+            self.util[gpu, slot] = _in_steps(util, _UTIL_STEP)
         return newer
 
     def slots(self, newest: Ints) -> Ints:
@@ -194,7 +199,7 @@ class Ring:
             row = gpu[row]
             idle = tier.column(row, slot, quantity) == 0
             row, slot = row[idle], slot[idle]
-            tier.give(row, slot, quantity, tier.util[row, slot].astype(np.float32))
+            tier.give(row, slot, quantity, _measured(tier.util[row, slot], _UTIL_STEP))
 
     @staticmethod
     def _within(tier: _Tier, gpu: Ints, since_s: Times, until_s: Times) -> tuple[Ints, Ints]:

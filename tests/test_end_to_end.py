@@ -177,7 +177,10 @@ def test_an_injected_onset_is_published_before_it_happens(scenario, kind, node):
 
 
 def test_nothing_else_is_foreseen(scenario):
-    assert set(scenario.first_seen) <= {("thermal_throttle", "n1"), ("nvlink_saturation", "n2")}
+    # A GPU that heat holds down lags behind its gang: that is foreseen once its clocks fall, and not before.
+    hot, lag = scenario.first_seen["thermal_throttle", "n1"], scenario.first_seen.get(("straggler", "n1"))
+    assert set(scenario.first_seen) - {("straggler", "n1")} <= {("thermal_throttle", "n1"), ("nvlink_saturation", "n2")}
+    assert lag is None or lag["at"] > hot["at"]
 
 
 def test_no_expired_hint_is_served(scenario):

@@ -506,11 +506,13 @@ def test_dagster_shows_the_asset_and_its_checks(tmp_path):
     assert graph.get(dg.AssetKey("out_outcomes")).group_name == "trained"
     with dg.instance_for_test() as instance:
         result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
-            instance=instance, asset_selection=[dg.AssetKey("out_outcomes")], raise_on_error=False
+            instance=instance,
+            asset_selection=[dg.AssetKey("out_outcomes"), dg.AssetKey("out_hint_outcomes")],
+            raise_on_error=False,
         )
     assert result.success  # checks that fail hold nothing back
     checks = {e.check_name: e for e in result.get_asset_check_evaluations()}
-    assert set(checks) == {"went_well", *VERDICTS}
+    assert set(checks) == {"went_well", "hints_precise", *VERDICTS}
     assert checks["went_well"].passed
     assert not checks["runtime_calibrated"].passed
     assert checks["runtime_calibrated"].severity == dg.AssetCheckSeverity.ERROR
@@ -530,5 +532,5 @@ def test_dagster_shows_the_asset_and_its_checks(tmp_path):
     name = 'weatherglass_outcomes_until_timestamp_seconds{cluster="beta"}'
     [until] = [line for line in shown.splitlines() if line.startswith(name)]
     assert float(until.split()[1]) == midnight.timestamp()
-    [made] = result.get_asset_materialization_events()
+    made = next(e for e in result.get_asset_materialization_events() if e.asset_key == dg.AssetKey("out_outcomes"))
     assert made.materialization.metadata["dagster/row_count"].value > 1500

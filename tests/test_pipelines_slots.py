@@ -2,8 +2,9 @@
 
 import polars as pl
 
-from pipelines.publish import recent_signs
+from features.vocabulary import conform
 from pipelines.settings import IngestSettings
+from pipelines.signs import read_signs_of
 from pipelines.slots import derive_slots, write_boards
 from pipelines.sources.exposition import parse_page
 from pipelines.sources.series import Index
@@ -74,11 +75,11 @@ def test_labels_tell_slot_model_and_driver_and_are_kept_when_they_change(tmp_pat
     assert rows["end_time"].to_list() == [START + seconds(120), None]
 
 
-def test_signs_of_a_node_are_those_of_the_boards_it_has_with_their_drivers(tmp_path):
-    hours = pl.DataFrame(
+def test_signs_of_a_node_are_those_of_the_boards_it_has(tmp_path):
+    told = pl.DataFrame(
         {
-            "ts": [START + seconds(3600 * h) for h in (0, 1, 2)] * 2, "cluster": ["a"] * 6, "node": ["n1"] * 6,
-            "gpu_uuid": ["old"] * 3 + ["stays"] * 3, "ecc_uncorrected_total": [0.0, 9.0, 9.0, 0.0, 1.0, 1.0],
+            "ts": [START + seconds(3600 * h) for h in (0, 1)] * 2, "cluster": ["a"] * 4, "node": ["n1"] * 4,
+            "gpu_uuid": ["old"] * 2 + ["stays"] * 2, "sign": ["ecc"] * 4, "amount": [9.0, 1.0, 2.0, 1.0],
         }
     )  # fmt: skip
     slots = pl.DataFrame(
@@ -92,9 +93,8 @@ def test_signs_of_a_node_are_those_of_the_boards_it_has_with_their_drivers(tmp_p
         *((START + pl.duration(seconds=name)).alias(f"{name}_time") for name in ("start", "end")),
     )  # fmt: skip
     with Store.open(f"sqlite:{tmp_path}/catalogue.sqlite", str(tmp_path / "data")) as store:
-        store.transact(lambda w: w.append("core_gpu_hours", hours))
+        signs = conform(told, "core_gpu_signs")
+        store.transact(lambda w: w.append("core_gpu_signs", signs))
         store.transact(lambda w: w.append("core_slots", slots))
-        found = recent_signs(store, "a", START + seconds(10_800))
-    assert found.select("gpu_uuid", "slot", "driver_version").rows() == [
-        ("stays", "1", "570"), ("stays", "1", "570"), ("stays", "1", "580"),
-    ]  # fmt: skip
+        found = read_signs_of(store, "a", START, START + seconds(10_800))
+    assert found.select("gpu_uuid", "amount").rows() == [("stays", 2.0), ("stays", 1.0)]

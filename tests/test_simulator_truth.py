@@ -119,11 +119,20 @@ def test_labels_and_ground_truth_are_the_same_events(
         pl.col("onset_time") >= pl.col("onset") - slack, pl.col("onset_time") <= pl.col("clear") + slack
     )
     strays = labels.join(inside, on=["gpu_uuid", "bottleneck_class", "onset_time"], how="anti")
+    # A GPU that heat or lame links hold down lags behind its gang as well: the truth names the cause alone.
+    slowed = (
+        strays.filter(pl.col("bottleneck_class") == "straggler")
+        .join(come, on="gpu_uuid")
+        .filter(pl.col("onset_time").is_between(pl.col("onset"), pl.col("clear") + slack))
+    )
+    strays = strays.join(slowed, on=["gpu_uuid", "bottleneck_class", "onset_time"], how="anti")
     assert strays.is_empty(), strays
     found = inside["id"].n_unique()
     # A few leaks kill their job before a second sample could show them.
     assert found >= 0.85 * come.height, f"{found} of {come.height}"
-    prompt = inside.filter((pl.col("onset_time") - pl.col("onset")).dt.total_seconds() <= 2.5 * TICK_S)
+    # A ramp of half an hour stays within the noise of its limit for a share of its length.
+    ramp_s = (pl.col("onset") - pl.col("ramp_start")).dt.total_seconds()
+    prompt = inside.filter((pl.col("onset_time") - pl.col("onset")).dt.total_seconds() <= 2.5 * TICK_S + 0.05 * ramp_s)
     assert prompt["id"].n_unique() >= 0.9 * found
 
 

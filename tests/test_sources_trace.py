@@ -53,7 +53,7 @@ def test_node_columns_and_naive_times(tmp_path: Path) -> None:
     assert fetched.gpu.select("ts", "cluster", "gpu_uuid", "gpu_temp_c").rows() == [
         (T0 + timedelta(seconds=5), "a", "g0", 2.0), (T0 + timedelta(seconds=5), "a", "g1", 3.0),
     ]  # fmt: skip
-    assert fetched.node.rows() == [(T0 + timedelta(seconds=5), "a", "n1", 25.0, None, None, None)]
+    assert fetched.node.rows() == [(T0 + timedelta(seconds=5), "a", "n1", 25.0, *[None] * 6)]
     assert source.latest().gpu["ts"].unique().to_list() == [T0 + timedelta(seconds=10)]
 
 
