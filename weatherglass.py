@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from features.classes import CLASSES
+from features.classes import HINT_CLASSES
 
 VERSION = "0.1.0"
 TASKS = (
@@ -285,6 +285,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     epilog=_example(
         "weatherglass backtest runtime --jobs jobs.parquet --out runtime-report",
         "weatherglass backtest bottleneck --telemetry gpus.parquet --class thermal_throttle --out report",
+        "weatherglass backtest bottleneck --telemetry nodes.parquet --class host_memory --out report",
+        "weatherglass backtest bottleneck --telemetry ports.parquet --class fabric_congestion --out report",
         "weatherglass backtest bottleneck --occupancy queues.parquet --class shortage --out report",
         "weatherglass backtest bottleneck --timeline steps.parquet --class straggler --out report",
         "weatherglass backtest level --telemetry gpus.parquet --quantity gpu_power_w --out report",
@@ -293,7 +295,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.argument("kind", metavar="KIND", type=click.Choice(BACKTESTS))
 @click.option("--jobs", type=_FILE, help="Jobs file, of runtime, remaining, wait and failure.")
-@click.option("--telemetry", type=_FILE, help="Samples of GPUs, of level and of GPU classes of bottleneck.")
+@click.option(
+    "--telemetry", type=_FILE, help="Samples of GPUs, of level and bottleneck; of nodes or ports: their classes."
+)
 @click.option("--occupancy", type=_FILE, help="Running, pending and idle GPUs of queues, of shortage.")
 @click.option("--timeline", type=_FILE, help="Operations of a job's ranks, of straggler where there is no telemetry.")
 @click.option("--faults", type=_FILE, help="Faults of nodes, of faults.")
@@ -301,7 +305,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--class",
     "bottleneck_class",
     metavar="CLASS",
-    help=f"shortage, {', '.join(CLASSES[:-1])} or {CLASSES[-1]}.",
+    help=f"{', '.join(HINT_CLASSES[:-1])} or {HINT_CLASSES[-1]}.",
 )
 @click.option("--quantity", metavar="COLUMN", help="Column of the telemetry, of level, as gpu_power_w.")
 @click.option("--horizons", metavar="SECONDS", help="Of level (default: 30,60,120) and shortage (default: 120,300).")

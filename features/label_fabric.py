@@ -7,6 +7,8 @@ where the steps of the node's job are known, these must be slow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -17,6 +19,14 @@ from features.label_spans import CLEAR, SET, UNKNOWN, Series, gap_s, own_usual
 from features.thresholds import ThresholdBook
 from features.unit_conditions import LOADS, RATES, fabric_distance, port_fill
 
+PORT_KEYS = ("node", "device", "port")
+
+
+def port_id(columns: Sequence[str]) -> pl.Expr:
+    """Name of each row's port, as labels and windows have it: its keys that are among the columns, with `/` between."""
+    keys = [pl.col(name).cast(pl.String).fill_null("") for name in PORT_KEYS if name in columns]
+    return pl.concat_str(keys, separator="/").alias("scope_id")
+
 
 def port_series(ports: pl.DataFrame) -> tuple[Series, pl.DataFrame]:
     """Samples of ports, sorted by port and time, with their rows.
@@ -24,10 +34,9 @@ def port_series(ports: pl.DataFrame) -> tuple[Series, pl.DataFrame]:
     Args:
         ports: Rows of `core_port_samples`, any subset of its quantities.
     """
-    keys = [name for name in ("node", "device", "port") if name in ports.columns]
     frame = (
         ports.drop_nulls(["ts", "node"])
-        .with_columns(pl.concat_str([pl.col(name).fill_null("") for name in keys], separator="/").alias("scope_id"))
+        .with_columns(port_id(ports.columns))
         .unique(["scope_id", "ts"], keep="last")
         .sort("scope_id", "ts")
     )

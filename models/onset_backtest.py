@@ -2,7 +2,7 @@
 
 Between what teaches and what judges lies a gap of the longest horizon and the window. Here belong the split, who is
 judged beside whom, and the rows that are written; forecasters stand in `models/shortage.py` and `models/straggler.py`,
-classes of GPUs in `models/gpu_onset_backtest.py`, figures in `models/event_scores.py`.
+classes of GPUs, nodes and ports in `models/hazard_backtest.py`, figures in `models/event_scores.py`.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def prediction_rows(judged: Judged, cluster: str, **units: pl.Series) -> pl.Data
         )
         for k, horizon_s in enumerate(judged.horizons_s)
     ]  # fmt: skip
-    return pl.concat(parts).sort("ts", *units, "gpu_uuid", "horizon_s")
+    return pl.concat(parts).sort("ts", "node", *units, "gpu_uuid", "horizon_s")
 
 
 def _text(frame: pl.DataFrame, column: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
-from features.classes import GPU_CLASSES
+from features.classes import GPU_CLASSES, HINT_CLASSES
 from models.event_report import EventReport, finite
 from pipelines.progress import Progress
 from pipelines.separators import separator_of_file
@@ -23,7 +23,7 @@ KINDS = ("bottleneck", "level", "faults")
 CLASSES: dict[str, tuple[str, ...]] = {
     "shortage": ("occupancy",),
     "straggler": ("timeline", "telemetry"),
-    **{name: ("telemetry",) for name in GPU_CLASSES if name != "straggler"},
+    **{name: ("telemetry",) for name in HINT_CLASSES if name not in ("shortage", "straggler")},
 }
 PREDICTIONS, REPORT, PAGE = "predictions.parquet", "report.json", "report.html"
 _DEFAULT_HORIZONS = {"level": (30.0, 60.0, 120.0), "shortage": (120.0, 300.0)}
@@ -51,7 +51,8 @@ def run_event_backtest(
 
     Args:
         kind: One of `KINDS`.
-        files: `telemetry`, `occupancy`, `timeline` and `faults` to a Parquet or CSV file, or None.
+        files: `telemetry` (samples of GPUs, of nodes for `host_memory`, of ports for `fabric_congestion`), `occupancy`,
+            `timeline` and `faults` to a Parquet or CSV file, or None.
         out: Folder, made if needed; earlier outcomes in it are replaced.
         bottleneck_class: For `bottleneck`: one of `CLASSES`.
         quantity: For `level`: a column of the telemetry.
@@ -124,6 +125,10 @@ def _bottleneck(
         )
     if wanted == "timeline":
         return onset_backtest.backtest_straggler(frame, seed=seed, step=step)
+    if subject not in GPU_CLASSES:
+        from models.unit_onset_backtest import backtest_units
+
+        return backtest_units(frame, subject, seed=seed, threads=threads, step=step)
     from models.gpu_onset_backtest import backtest_telemetry
 
     return backtest_telemetry(frame, subject, gpu_model=gpu_model, seed=seed, threads=threads, step=step)
