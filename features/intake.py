@@ -96,6 +96,10 @@ class Intake(GpuPlaces):
             newest = bounded(newest.select("node", "inlet_temp_c"), ("inlet_temp_c",), [])
             self._inlet.update(newest.drop_nulls().iter_rows())
         if port is not None and port.height:
+            if now_s is not None:  # the clock was set back
+                self._ports = {
+                    name: told for name, told in self._ports.items() if told[0].timestamp() <= now_s + AHEAD_S
+                }
             for name, ts, *values in node_ports(_until(port, now_s)).iter_rows():
                 if name not in self._ports or ts > self._ports[name][0]:
                     self._ports[name] = (ts, *values)

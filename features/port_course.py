@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from features.cleaning_bounds import bounded
 from features.cleaning_ports import DATA_RATES, DIP, MAX_GAP, OVER_SPEED
+from features.intake import AHEAD_S
 from features.vocabulary import PORT_RATES, conform
 
 Floats = NDArray[np.float64]
@@ -49,6 +50,7 @@ class PortRates:
         frame = conform(counters, "raw_port_samples").drop_nulls(["ts", "node"])
         if now is not None:
             frame = frame.filter(pl.col("ts") <= now)
+            self._ts[self._ts > now.timestamp() + AHEAD_S] = np.nan  # the clock was set back
         if not frame.height:
             return conform(frame.select("ts", "cluster", *_KEYS), "core_port_samples")
         unit = self._units(frame)

@@ -65,6 +65,16 @@ class QueueMemory:
         for name, values in vars(self).items():
             setattr(self, name, values[queues])
 
+    def set_back(self, latest_s: float) -> None:
+        """Take what is from later than a moment for of that moment, as when the clock was wrong and has been set back.
+
+        Args:
+            latest_s: The moment, seconds.
+        """
+        for values in (self.first_s, self.short_since, self.last):
+            values[values > latest_s] = latest_s
+        self.ts[self.ts > latest_s] = latest_s - CELL_S
+
     def update(self, queue: Ints, ts: Floats, pending: Floats, idle: Floats, running: Floats) -> None:
         """Take one sample of each of some queues; one that is not of a later cell of time changes nothing.
 

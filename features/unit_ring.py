@@ -71,7 +71,8 @@ class UnitRing:
 
         Args:
             frame: Rows with `ts`, the keys and any of the inputs of the kind, any number per thing, in any order.
-            now_s: The moment of the reading; samples later than it by more than 5 s are dropped. None: history.
+            now_s: The moment of the reading; samples later than it by more than 5 s are dropped, and what is there from
+                a later moment (the clock was set back) does not count. None: history.
 
         Returns:
             Number of samples that had not been there.
@@ -84,6 +85,7 @@ class UnitRing:
             raise ValueError(f"samples of {self.kind.scope}s lack ts or {self.kind.keys[0]}; they have {frame.columns}")
         if now_s is not None:
             frame = frame.filter(pl.col("ts").dt.epoch("us") <= (now_s + AHEAD_S) * 1e6)
+            self._set_back(now_s)
         frame = frame.drop_nulls(["ts", self.kind.keys[0]])
         if not frame.height:
             return 0
@@ -94,6 +96,17 @@ class UnitRing:
         frame = frame.with_columns(pl.int_range(pl.len()).over("_unit").alias("_rank"))
         parts = frame.partition_by("_rank", maintain_order=True, include_key=False)
         return sum(self._take(part["_unit"].to_numpy(), part) for part in parts)
+
+    def _set_back(self, now_s: float) -> None:
+        """Take things with samples from later than a moment for never seen; what queues were like is kept."""
+        ahead = np.flatnonzero(self.last_ts[: self.count] > now_s + AHEAD_S)
+        if len(ahead):
+            self._ring.clear(ahead)
+            self.last_ts[ahead], self._before[ahead] = np.nan, np.nan
+            self.latest[:, ahead] = np.nan
+            self._state.seen_s[ahead] = np.fmin(self._state.seen_s[ahead], now_s)
+        if self.kind.scope == "queue":
+            self.memory.set_back(now_s + AHEAD_S)
 
     def _places(self, keys: pl.DataFrame) -> Ints:
         columns = keys.get_columns()
@@ -226,8 +239,14 @@ class UnitRing:
             values[: len(names)] = getattr(memory, name)
 
     def forget(self, now_s: float, after_s: float = FORGET_S) -> int:
-        """Give up things that have been silent; indices change, none taken before is valid after a return above 0."""
-        keep = np.flatnonzero(now_s - self.last_ts[: self.count] <= after_s)
+        """Give up things that have been silent; indices change, none taken before is valid after a return above 0.
+
+        Queues that a former process remembered count from then.
+        """
+        heard = self.last_ts[: self.count]
+        if self.kind.scope == "queue":
+            heard = np.fmax(heard, self.memory.ts[: self.count])
+        keep = np.flatnonzero(now_s - heard <= after_s)
         gone = self.count - len(keep)
         if gone:
             old, old_names, old_nodes = self.count, self.names, self.nodes

@@ -105,7 +105,7 @@ class Nowcast:
         self._after_s = 0.0  # what came after scoring at the last tick
         self._plans: Sequence[ReservationPlan] = ()
         self._node_risks: Sequence[NodeRisk] = ()
-        self._forgot_s = 0.0
+        self._forgot_s: float | None = None  # first reading, then the last one at which places were given up
         self.memory.recall_queues()
         # Hints and plans that were published last go on under their names, so that a restart makes no new leases.
         self.episodes.resume(self.memory.published("bottlenecks", Bottleneck))
@@ -255,8 +255,11 @@ class Nowcast:
         self._note("load", self.pace.problem())
         status = self._write_status(now, age, horizon, scores)
         # After all else: indices change. By the last reading: while the source is down, no GPU is gone for that.
-        read_s = self.last_received_at.timestamp() if self.last_received_at is not None else self._forgot_s
-        if abs(read_s - self._forgot_s) >= FORGET_EVERY_S:
+        # What a restart remembers has no sample yet: it is not gone before sources have had time to tell of it.
+        read_s = self.last_received_at.timestamp() if self.last_received_at is not None else None
+        if self._forgot_s is None:
+            self._forgot_s = read_s
+        elif read_s is not None and abs(read_s - self._forgot_s) >= FORGET_EVERY_S:
             self._forgot_s = read_s
             self.window.forget(read_s)
             self.units.forget(read_s)

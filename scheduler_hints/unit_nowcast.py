@@ -90,7 +90,7 @@ class UnitNowcast:
             nothing = {"pending_gpu_num": 0, "running_gpu_num": 0, "idle_gpu_num": idle}
             empty = pl.DataFrame({"ts": [at] * len(gone), "queue": gone, **nothing})
             rows = pl.concat([rows, empty.cast(dict(rows.schema))])
-        ring.observe(rows)
+        ring.observe(rows, now_s=at.timestamp())
         waiting = jobs.filter((pl.col("gpus") > 0) & pl.col("start_time").is_null() & pl.col("end_time").is_null())
         self.waiting = defaultdict(list)
         if "job_id" in jobs.columns:

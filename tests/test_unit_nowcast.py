@@ -190,6 +190,58 @@ def test_what_queues_were_like_outlives_a_restart(tmp_path):
     assert "is passed over" in Live(tmp_path).nowcast.problems["queues"]
 
 
+def test_what_is_remembered_waits_for_sources_that_are_slow_after_a_restart(tmp_path):
+    live = Live(tmp_path)
+    for second in range(780, 990, 15):
+        live.tick(second, ports=False)
+    live.nowcast.memory.keep(float("inf"))
+    again = Nowcast("c", Publisher(tmp_path, "c"), CONFIG)
+    assert again.memory.recall_jobs() == 16
+    for second in range(990, 1_080, 15):  # no word of the scheduler yet, and half the exporters do not answer
+        some = live.gpus.filter((pl.col("ts") == at(second)) & (pl.col("node") == "n0"))
+        again.observe(some, None, at(second))
+        again.tick(at(second + 1))
+    assert again.window.count == 16
+    assert again.units.rings["shortage"].names == ["batch"]
+    again.observe_jobs(jobs(1_080), inventory(), (), at(1_080))
+    ring = again.units.rings["shortage"]
+    assert ring.features(np.array([0]), at(1_081).timestamp()).column("remembered_min")[0] == pytest.approx(5)
+    again.observe(some.with_columns(pl.lit(at(1_700)).alias("ts")), None, at(1_700))
+    again.tick(at(1_701))
+    assert again.window.count == 8  # by then they had time enough
+    assert ring.names == ["batch"]
+    ring.forget(at(1_080).timestamp() + 86_401, 86_400)
+    assert ring.count == 0
+
+
+def test_a_clock_that_ran_ahead_and_is_set_back_blinds_nothing(tmp_path):
+    live = Live(tmp_path)
+    for second in range(600, 700, 15):
+        live.tick(second)
+    ahead = 7_200
+    for second in (705, 720):  # all that is asked is timed by the clock of this machine
+        live.nowcast.observe_jobs(jobs(second), inventory(), (), at(second + ahead))
+        told = [
+            rows.with_columns(ts=pl.lit(at(second + ahead))) for rows in (node_samples(second), port_counters(second))
+        ]
+        gpu = live.gpus.filter(pl.col("ts") == at(second)).with_columns(ts=pl.lit(at(second + ahead)))
+        live.nowcast.observe(gpu, told[0], at(second + ahead), port=told[1])
+        live.nowcast.tick(at(second + ahead + 1))
+    for second in range(735, 960, 15):
+        live.tick(second)
+    rings = live.nowcast.units.rings
+    for ring in rings.values():
+        assert ring.last_ts[: ring.count].tolist() == [at(945).timestamp()] * ring.count
+    memory = rings["shortage"].memory
+    assert memory.ts[0] == at(930).timestamp()  # one sample of every 30 s
+    assert memory.first_s[0] == at(600).timestamp()
+    ratios = rings["fabric_congestion"].latest[0, :4]
+    assert not np.isnan(ratios).any()
+    assert {hint.bottleneck_class for hint in live.hints()} == {"host_memory", "fabric_congestion", "shortage"}
+    ports = live.nowcast.window._ports
+    assert {told[0] for told in ports.values()} == {at(945)}
+
+
 def test_nodes_out_of_service_and_stale_samples_are_not_told_of(tmp_path):
     live = Live(tmp_path)
     for second in range(600, 960, 15):
