@@ -39,14 +39,17 @@ class SilenceRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/silences", self.make, methods=["POST"]),
-            Route("/v1/silences", self.listed, methods=["GET"]),
+            Route("/v1/silences", self.made_or_listed, methods=["GET", "POST"]),
             Route("/v1/silences/{cluster}/{id}", self.end, methods=["DELETE"]),
         ]
 
     def _admit(self, request: Request) -> tuple[Any, tuple[str, ...]]:
         header = request.headers.get("authorization")
         return self._gate.admit(None if header is None else header.encode("latin-1"))
+
+    async def made_or_listed(self, request: Request) -> Response:
+        """One route, so that another method is told of both."""
+        return await (self.make(request) if request.method == "POST" else self.listed(request))
 
     async def make(self, request: Request) -> Response:
         principal, visible = self._admit(request)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,8 @@ KEPT = timedelta(days=90)
 LONGEST = timedelta(days=366)
 MAX_SILENCES = 2_000
 _LOCK_TIMEOUT_S = 5.0
-_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+# No control characters: a catalogue in PostgreSQL takes no NUL, and one such row would hold up all others.
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+(?![\s\S])")]
 _Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
@@ -112,15 +113,30 @@ def decode_silence(body: bytes, now: datetime) -> SilenceRequest:
         raise _bad("node", None, "at least one of node, bottleneck_class and scope", None)
     if asked.bottleneck_class is not None and asked.bottleneck_class not in LABEL_CLASSES:
         raise _bad("bottleneck_class", asked.bottleneck_class, ", ".join(LABEL_CLASSES), list(LABEL_CLASSES))
-    start = asked.start or now
-    if (asked.end is None) == (asked.duration_s is None):
-        raise _bad("end", None, "one of end and duration_s", None)
-    end = asked.end or start + timedelta(seconds=asked.duration_s or 0)
-    if not max(start, now) < end <= max(start, now) + LONGEST:
-        raise _bad("end", end.isoformat(), f"after start and now, within {LONGEST.days} days", None)
+    try:
+        start, end = _span(asked, now)
+    except OverflowError:
+        name, at = ("end", asked.end) if asked.start is None else ("start", asked.start)
+        raise _bad(name, at and at.isoformat(), "a time of the years 2 to 9997", None) from None
     if start < now - KEPT:
         raise _bad("start", start.isoformat(), f"within the last {KEPT.days} days", None)
     return msgspec.structs.replace(asked, start=start, end=end, duration_s=None)
+
+
+def _span(asked: SilenceRequest, now: datetime) -> tuple[datetime, datetime]:
+    """From when until when, UTC.
+
+    Raises:
+        BadRequestError: There is no end, two, or one that cannot be.
+        OverflowError: A time lies where calendars end.
+    """
+    start = (asked.start or now).astimezone(UTC)
+    if (asked.end is None) == (asked.duration_s is None):
+        raise _bad("end", None, "one of end and duration_s", None)
+    end = (asked.end or start + timedelta(seconds=asked.duration_s or 0)).astimezone(UTC)
+    if not max(start, now) < end <= max(start, now) + LONGEST:
+        raise _bad("end", end.isoformat(), f"after start and now, within {LONGEST.days} days", None)
+    return start, end
 
 
 def _bad(name: str, value: Any, words: str, valid: Any) -> BadRequestError:

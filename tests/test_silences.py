@@ -80,6 +80,16 @@ def test_a_silence_may_be_for_so_long() -> None:
     assert (made.start, made.end) == (NOW, NOW + timedelta(seconds=90))
 
 
+def test_a_silence_is_kept_in_utc_and_the_path_tells_its_methods(tmp_path: Path) -> None:
+    start, end = "2020-01-01T02:00:00+05:30", "2020-01-02T00:00:00-05:00"
+    made = decode_silence(json.dumps(asked(start=start, end=end)).encode(), datetime(2020, 1, 1, tzinfo=UTC))
+    assert (made.start, made.end) == (datetime.fromisoformat(start), datetime.fromisoformat(end))
+    assert (made.start.tzinfo, made.end.tzinfo) == (UTC, UTC)
+    refused = ask(create_app(tmp_path, ["alpha"]), "/v1/silences", method="PUT")
+    assert refused.status == 405
+    assert "allowed: GET, HEAD, POST" in refused.json()["error"]["message"]
+
+
 def test_only_an_admin_silences_and_is_named(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.json"
     secret = {role: create_token(tokens, f"the-{role}", role) for role in ("read", "place", "admin")}
@@ -106,6 +116,12 @@ def test_only_an_admin_silences_and_is_named(tmp_path: Path) -> None:
         ({"end": (NOW - HOUR).isoformat()}, 400, "end"),
         ({"end": (NOW + timedelta(days=400)).isoformat()}, 400, "366 days"),
         ({"end": "2099-01-01T00:00:00"}, 422, "end"),
+        ({"start": "9999-12-31T00:00:00Z", "end": None, "duration_s": 864_000}, 400, "start='9999-12-31"),
+        ({"start": "9999-06-01T00:00:00Z", "end": "9999-07-01T00:00:00Z"}, 400, "years 2 to 9997"),
+        ({"end": "9999-12-31T23:59:59-14:00"}, 400, "end='9999-12-31"),
+        ({"start": "0001-01-01T00:00:00+14:00"}, 400, "start='0001-01-01"),
+        ({"node": "n1\x00"}, 422, "node"),
+        ({"reason": "fans\x1b[31m"}, 422, "reason"),
         ({"start": (NOW - timedelta(days=99)).isoformat()}, 400, "start"),
         ({"end": None}, 400, "one of end and duration_s"),
         ({"duration_s": 60}, 400, "one of end and duration_s"),
