@@ -42,6 +42,8 @@ def backtest_telemetry(
     """
     if bottleneck_class not in CLASSES:
         raise OnsetBacktestError(f"no class {bottleneck_class!r} of GPUs; classes: {', '.join(CLASSES)}")
+    if missing := [name for name in ("ts", "node", "gpu_uuid") if name not in samples.columns]:
+        raise OnsetBacktestError(f"samples lack {', '.join(missing)}; they have {', '.join(samples.columns)}")
     step("windows of GPUs")
     book = ThresholdBook(default_model=gpu_model or "")
     history = SampleHistory(samples, book)

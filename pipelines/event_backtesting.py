@@ -26,6 +26,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     **{name: ("telemetry",) for name in HINT_CLASSES if name not in ("shortage", "straggler")},
 }
 PREDICTIONS, REPORT, PAGE = "predictions.parquet", "report.json", "report.html"
+_NAMES = ("cluster", "node", "gpu_uuid", "job_id")
 _DEFAULT_HORIZONS = {"level": (30.0, 60.0, 120.0), "shortage": (120.0, 300.0)}
 
 
@@ -225,6 +226,8 @@ def read_record(path: Path, what: str) -> pl.DataFrame:
         raise EventBacktestError(f"{path} cannot be read as {what}: {error}") from None
     if not frame.height:
         raise EventBacktestError(f"{path} holds no rows")
+    if what == "telemetry":
+        frame = _telemetry(frame, path)
     naive = [
         name for name, dtype in frame.schema.items() if isinstance(dtype, pl.Datetime) and dtype.time_zone != "UTC"
     ]
@@ -234,6 +237,21 @@ def read_record(path: Path, what: str) -> pl.DataFrame:
         else pl.col(name).dt.convert_time_zone("UTC")
         for name in naive
     ).with_columns(pl.col(pl.Datetime).dt.cast_time_unit("us"))
+
+
+def _telemetry(frame: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """Names as text, as a CSV may hold numbers there; a value that is no finite number is not known.
+
+    Raises:
+        EventBacktestError: `ts` holds no times.
+    """
+    if "ts" in frame.columns and not isinstance(frame.schema["ts"], pl.Datetime):
+        raise EventBacktestError(
+            f"{path} cannot be read as telemetry: ts is {frame.schema['ts']}; it must be times, as 2026-01-31T12:00:00Z"
+        )
+    names = [name for name in _NAMES if name in frame.columns and not isinstance(frame.schema[name], pl.Null)]
+    floats = pl.col(pl.Float32, pl.Float64)
+    return frame.with_columns(pl.col(names).cast(pl.String)).with_columns(pl.when(floats.is_finite()).then(floats))
 
 
 def write_outcome(report: EventReport, out: Path, facts: Mapping[str, object], title: str) -> None:

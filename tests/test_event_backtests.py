@@ -21,7 +21,7 @@ from models.gpu_onset_backtest import backtest_telemetry
 from models.level_backtest import backtest_level
 from models.onset_backtest import OnsetBacktestError, backtest_shortage, backtest_straggler, detection_steps
 from models.shortage import ShortageForecaster, clear_rows
-from pipelines.event_backtesting import CLASSES, GPU_CLASSES, read_record
+from pipelines.event_backtesting import CLASSES, GPU_CLASSES, EventBacktestError, read_record, run_event_backtest
 from weatherglass import cli
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
@@ -389,6 +389,37 @@ def test_naive_times_are_taken_as_utc(tmp_path):
     levels(minutes=1).with_columns(pl.col("ts").dt.replace_time_zone(None)).write_csv(tmp_path / "x.csv")
     assert read_record(tmp_path / "x.csv", "telemetry").schema["ts"] == pl.Datetime("us", "UTC")
     assert set(GPU_CLASSES) < set(CLASSES)
+
+
+def test_odd_files_of_telemetry_are_named_or_read(tmp_path):
+    samples = heating(hours=1)
+    for changed, words in (
+        (samples.drop("ts"), "lack ts; they have cluster"),
+        (samples.drop("node"), "lack node; they have ts"),
+        (samples.drop("gpu_uuid"), "lack gpu_uuid; they have ts"),
+        (samples.with_columns(pl.col("ts").dt.epoch("s")), "ts is Int64; it must be times"),
+        (samples.with_columns(pl.col("ts").dt.to_string()), "ts is String; it must be times"),
+        (samples.with_columns(pl.col("ts").dt.date()), "ts is Date; it must be times"),
+    ):
+        changed.write_parquet(tmp_path / "odd.parquet")
+        with pytest.raises((EventBacktestError, OnsetBacktestError), match=words):
+            run_event_backtest(
+                "bottleneck",
+                {"telemetry": tmp_path / "odd.parquet"},
+                tmp_path / "o",
+                bottleneck_class="thermal_throttle",
+            )
+    odd = samples.with_columns(
+        gpu_uuid=pl.col("gpu_uuid").str.slice(1).cast(pl.Int64), node=pl.lit(7), job_id=pl.lit(4711),
+        gpu_temp_c=pl.lit(float("inf")),
+    )  # fmt: skip
+    odd.write_csv(tmp_path / "odd.csv")
+    read = read_record(tmp_path / "odd.csv", "telemetry")
+    assert (read["gpu_uuid"][0], read["node"][0], read["job_id"][0], read["gpu_temp_c"][0]) == ("0", "7", "4711", None)
+    report = backtest_telemetry(
+        pl.concat([read, read.with_columns(pl.col("ts") + timedelta(hours=2))]), "thermal_throttle"
+    )
+    assert set(report.predictions["node"]) == {"7"}
 
 
 def heating(hours=6, seed=1):
