@@ -135,11 +135,15 @@ class ThresholdBook:
         self.default_model = default_model
         self._overrides = {key: dict(value) for key, value in (overrides or {}).items()}
         for model, limits in self._overrides.items():
+            if not model:
+                raise ThresholdError("thresholds of '': give a part of a model's name, as 'H100', or '*' for any")
             for name, value in limits.items():
                 if name not in _NAMES:
                     near = difflib.get_close_matches(name, _NAMES, n=1)
                     hint = f"; did you mean {near[0]!r}?" if near else ""
-                    raise ThresholdError(f"thresholds of {model!r}: no limit {name!r}; limits: {_NAMES}{hint}")
+                    raise ThresholdError(
+                        f"thresholds of {model!r}: no limit {name!r}; limits: {', '.join(_NAMES)}{hint}"
+                    )
                 if not value > 0:
                     raise ThresholdError(f"thresholds of {model!r}: {name} = {value!r}: must be above 0")
 

@@ -21,6 +21,13 @@ def contradictions(settings: Settings) -> Iterator[Problem]:
     kind, _, address = settings.store.url.partition(":")
     if kind not in ("sqlite", "postgres") or not address:
         yield ("store", "url"), f"{shown(settings.store.url)}: it must be sqlite:PATH or postgres:DSN"
+    codes = settings.derivation
+    for code in sorted({*codes.xids_fatal_too} & {*codes.xids_not_fatal}):
+        yield (
+            ("hardware", "xid"),
+            f"{code} is called both fatal and not, by hardware.xid, ingest.xids_fatal_too and ingest.xids_not_fatal: "
+            "keep one",
+        )
     for name, cluster in settings.clusters.items():
         for setting, text in _of_cluster(cluster):
             yield ("clusters", name, setting), text

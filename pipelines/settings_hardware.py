@@ -35,8 +35,8 @@ class HardwareSettings(BaseModel):
     @classmethod
     def _codes(cls, xid: dict[str, XidSettings]) -> dict[str, XidSettings]:
         for code in xid:
-            if not code.isdecimal() or not 0 < int(code) <= 10_000:
-                raise ValueError(f"{code!r} is no XID code: a whole number from 1 to 10000")
+            if not code.isdecimal() or not 0 < int(code) <= 10_000 or code != str(int(code)):
+                raise ValueError(f"{code!r} is no XID code: a whole number from 1 to 10000, as '63'")
         return xid
 
     def table(self) -> dict[int, Xid]:

@@ -93,9 +93,14 @@ def test_a_site_says_what_a_code_means():
     for wrong, words in (
         ({"63": {"action": "dance"}}, "'reset_gpu'"),
         ({"x": {}}, "whole number"),
+        ({"063": {"is_fatal": True}}, "'063' is no XID code"),
+        ({"٦٣": {"is_fatal": True}}, "whole number"),
         ({"63": {"fatal": True}}, "valid names: action, is_fatal, meaning"),
     ):
         with pytest.raises(SettingsError, match=words):
             parse_settings({"hardware": {"xid": wrong}}, {})
+    both = {"hardware": {"xid": {"63": {"is_fatal": True}}}, "ingest": {"xids_not_fatal": [63]}}
+    with pytest.raises(SettingsError, match="63 is called both fatal and not"):
+        parse_settings(both, {})
     with pytest.raises(ValueError, match="actions: ignore"):
         overridden({63: {"action": "dance"}})

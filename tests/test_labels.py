@@ -207,5 +207,7 @@ def test_limits_by_model_and_overrides():
     assert np.isnan(book.arrays(["a", "b", "c"])["slowdown_temp_c"][1:]).all()
     with pytest.raises(ThresholdError, match="slowdown_temp_c"):
         ThresholdBook(overrides={"H100": {"slowdown_temp": 85.0}})
+    with pytest.raises(ThresholdError, match="give a part of a model"):
+        ThresholdBook(overrides={"": {"slowdown_temp_c": 90}})
     with pytest.raises(ThresholdError, match="above 0"):
         ThresholdBook(overrides={"H100": {"slowdown_temp_c": -1.0}})
