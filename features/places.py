@@ -143,11 +143,15 @@ class GpuPlaces:
 
         Returns:
             Number of GPUs that something is remembered of.
+
+        Raises:
+            PolarsError: A column is of another kind; nothing has been taken up then.
         """
         facts = [name for name in vars(self._state) if name != "job"]
         if not told.height or not {"gpu_uuid", "node", "job_id", *facts} <= set(told.columns):
             return 0
-        told = told.drop_nulls(["gpu_uuid", "node"]).unique("gpu_uuid", maintain_order=True)
+        told = told.with_columns(pl.col("gpu_uuid", "node", "job_id").cast(pl.String), pl.col(facts).cast(pl.Float64))
+        told = told.drop_nulls(["gpu_uuid", "node", *facts]).unique("gpu_uuid", maintain_order=True)
         index, _, fresh = self.roster.indices(told)
         if fresh:
             self._add([node for _, node in fresh])

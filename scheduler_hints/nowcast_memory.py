@@ -64,7 +64,15 @@ class Memory:
             self.units.recall(msgspec.json.decode((self.root / self.cluster / QUEUES).read_bytes()))
         except FileNotFoundError:
             return
-        except (OSError, msgspec.DecodeError, ValueError, AttributeError, TypeError) as error:
+        except (
+            OSError,
+            msgspec.DecodeError,
+            ValueError,
+            AttributeError,
+            TypeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             self.problems["queues"] = f"{QUEUES} is passed over, queues are remembered from now on: {error}"
 
     def published(self, kind: str, shape: type[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ from pipelines.sources.remote_write import RemoteWriteSource
 from pipelines.sources.remote_write_server import Receiver, listen
 from pipelines.sources.scrape import ScrapeSource
 from scheduler_hints.nowcast import Nowcast
-from scheduler_hints.nowcast_memory import JOBS
+from scheduler_hints.nowcast_memory import JOBS, QUEUES
 from scheduler_hints.snapshot import Publisher
 from tests.gpu_samples import BOOK, at, frame, gang
 from tests.services import Pages, Prometheus, scrape_config
@@ -220,6 +220,35 @@ def test_a_damaged_memory_keeps_nothing_from_starting(tmp_path: Path, content: b
     assert nowcast.memory.recall_jobs() == 0
     pl.DataFrame({"gpu_uuid": ["a"], "node": ["n"], "job_id": ["1"]}).write_parquet(tmp_path / "c" / JOBS)
     assert nowcast.memory.recall_jobs() == 0  # of another version
+
+
+def test_a_memory_of_other_kinds_of_values_harms_no_tick(tmp_path: Path) -> None:
+    samples = frame(gang(seconds=600))
+    ring = RingWindow(BOOK)
+    ring.observe(samples)
+    told = ring.remembered()
+    numbered = told.with_columns(gpu_uuid=pl.int_range(pl.len()), job_id=pl.lit(3))
+    for changed, count in (
+        (numbered, 8),
+        (told.with_columns(since=pl.lit("x")), 0),
+        (told.with_columns(steps=pl.lit([1.0])), 0),
+        (told.with_columns(steps=pl.lit(None)), 0),
+    ):
+        nowcast = Nowcast("c", Publisher(tmp_path, "c"))
+        (tmp_path / "c").mkdir(exist_ok=True)
+        changed.write_parquet(tmp_path / "c" / JOBS)
+        assert nowcast.memory.recall_jobs() == count
+        assert nowcast.window.count == count
+        nowcast.observe(samples.filter(pl.col("ts") == at(585)), None, at(585))
+        nowcast.tick(at(586))
+        assert nowcast.window.remembered().height == 8 + count
+
+
+@pytest.mark.parametrize("content", ["[" * 5_000, '{"queues": ["a"], "memory": {"first_s": [1' + "0" * 400 + "]}}"])
+def test_a_memory_of_queues_that_no_reader_takes_is_passed_over(tmp_path: Path, content: str) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / QUEUES).write_text(content)
+    assert "is passed over" in Nowcast("c", Publisher(tmp_path, "c")).problems["queues"]
 
 
 def test_what_is_remembered_is_of_the_job_that_still_runs() -> None:
