@@ -61,3 +61,22 @@ def test_air_is_compared_with_the_rest_of_the_cluster():
 def test_pods_that_are_not_known_leave_racks_as_parts_of_the_cluster():
     assert places(pods=(None,) * 4).parts("cluster", "c") == 3
     assert places(pods=("p1", None, None, "p1")).parts("cluster", "c") == 3
+
+
+def test_counts_of_racks_and_jobs_equal_those_made_gpu_by_gpu():
+    rows = frame(gang(seconds=1, gpus=48, job="7")).with_columns(
+        job_id=pl.Series([None if i % 5 == 0 else str(i // 6 % 3) for i in range(48)], dtype=pl.String)
+    )
+    window = RingWindow(BOOK, stale_s=45)
+    window.observe(rows)
+    racks = {"n0": "a", "n1": "b", "n2": "a", "n3": "", "n4": None}
+    place = Places(window, Inventory(rack=racks), at(1).timestamp())
+    seen = list(rows.select("node", "job_id").iter_rows())
+    for name in ("a", "b", ""):
+        mine = [(node, job) for node, job in seen if name and racks.get(node) == name]
+        assert place.gpus_at_work("rack", name) == len([job for _, job in mine if job is not None])
+        assert place.nodes_up("rack", name) == len({node for node, _ in mine})
+    for name in ("0", "1", "2", "9"):
+        on = [node for node, job in seen if job == name]
+        assert (place.gpus_at_work("job", name), place.nodes_up("job", name)) == (len(on), len(set(on)))
+    assert place.nodes_up("cluster", "c") == 6
