@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.conditions import DISTANCE, INDEX
+from features.conditions import DISTANCE, INDEX, JUST_CLEAR
 from features.level_windows import HORIZONS_S, LEVELS, OF_CLASS, LevelBlock, level_block
+from features.ring import Windows
 from features.telemetry import RingWindow
 from features.thresholds import GIB
 from models.level_course import QUANTILES, LevelForecaster, Standing
@@ -86,10 +87,11 @@ class LevelCourses:
         for quantity, rows in by_quantity.items():
             try:
                 gpus = np.array([index[row] for row in rows], dtype=np.int64)
-                block = level_block(quantity, window.windows(gpus), np.full(len(gpus), now_s))
+                gathered = window.windows(gpus)
+                block = level_block(quantity, gathered, np.full(len(gpus), now_s))
                 told, version, problem = self._forecast(block)
                 wrong = wrong or problem
-                shift, limit = _limits(quantity, gpus, block.last, window)
+                shift, limit = _limits(quantity, gpus, gathered, window)
             except Exception as error:
                 wrong = f"{quantity}: {type(error).__name__}: {error}"
                 continue
@@ -116,18 +118,32 @@ class LevelCourses:
 
 
 def _limits(
-    quantity: str, gpus: NDArray[np.int64], last: NDArray[np.float64], window: RingWindow
+    quantity: str, gpus: NDArray[np.int64], gathered: Windows, window: RingWindow
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What makes a level of `LEVELS` what is published, and the limit of that; NaN where it is not known."""
     none = np.zeros(len(gpus))
     if quantity == "gpu_temp_c":
-        return none, last + window.latest[INDEX[DISTANCE["thermal_throttle"]], gpus]
+        return none, _slowdown_c(gathered)
     if quantity == "nvlink_fill_ratio":
         return none, window.limits("nvlink_full_ratio", gpus)
     if quantity == "memory_distance_gib":  # published as what is free
         floor = window.limits("memory_floor_bytes", gpus) / GIB
         return floor, floor
     return none, np.full(len(gpus), np.nan)
+
+
+def _slowdown_c(gathered: Windows) -> NDArray[np.float64]:
+    """Where slowdown begins, by the newest sample that tells it; NaN where none of the window does.
+
+    A slowdown that is active holds the distance at 0 however cool the GPU has become meanwhile: such a sample says
+    nothing of where it began.
+    """
+    distance = gathered.values[INDEX[DISTANCE["thermal_throttle"]]].astype(np.float64)
+    limit = gathered.values[INDEX["gpu_temp_c"]] + distance
+    newest_s = np.where(np.isnan(limit) | (np.abs(distance) <= JUST_CLEAR), -np.inf, gathered.ts)
+    newest = newest_s.argmax(axis=1)
+    rows = np.arange(len(limit))
+    return np.where(np.isfinite(newest_s[rows, newest]), limit[rows, newest], np.nan)
 
 
 def _course(quantity: str, uuid: str, now: float, told: NDArray[np.float64], limit: float, version: str) -> LevelCourse:

@@ -263,6 +263,23 @@ def test_a_hint_tells_the_course_of_its_level(tmp_path):
     assert "levels" not in world.nowcast.problems
 
 
+def test_the_limit_is_where_slowdown_began_while_it_holds_below_that(tmp_path):
+    arrays = hot([3], seconds=2400)
+    ts = arrays["ts"]
+    slowed = ts > 1200  # clocks go down, the GPU cools to 84 °C, and the slowdown stays active
+    for name, value in (("gpu_temp_c", 84.0), ("gpu_temp_margin_c", 3.0), ("is_thermal_slowdown", True)):
+        arrays[name][slowed, 3] = value
+    world = World(tmp_path, arrays)
+    for second in range(900, 1500, 15):
+        world.tick(second)
+    course = told(world)
+    assert (course.now, course.limit) == (84.0, 87.0)
+    for second in range(1500, 2100, 15):
+        world.tick(second)
+    assert told(world).now == 84.0
+    assert told(world).limit is None  # nothing in the window tells it any more
+
+
 def test_the_champion_tells_it_and_a_broken_one_does_not_keep_hints_back(tmp_path, model):
     registry = Registry(tmp_path / "r")
     card = {"trained_at": at(0), "features": [], "configuration": "x", "metrics": [], "seed": 1}
