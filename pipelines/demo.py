@@ -22,7 +22,7 @@ _PIECE = timedelta(hours=1)
 
 
 def load_history(store: Store, settings: Settings, cluster: str, folder: Path, now: datetime) -> int:
-    """Load jobs and forecast them, then load telemetry and derive what is derived from it.
+    """Load jobs and faults and forecast from them, then load telemetry and derive what is derived from it.
 
     Args:
         store: The store.
@@ -38,11 +38,11 @@ def load_history(store: Store, settings: Settings, cluster: str, folder: Path, n
         FileNotFoundError: The simulator has not written its past.
         StoreError: The store cannot be written.
     """
-    # Jobs first: forecasts of jobs and windows need nothing else.
+    # Jobs and faults first: forecasts of jobs, windows and nodes need nothing else.
     ingest_jobs_of(store, settings, cluster, now)
+    _load_faults(store, cluster, folder)
     publish_cluster(store, settings, cluster, now)
     publish_demand_of(store, settings, cluster, now)
-    _load_faults(store, cluster, folder)
     for name, table in (("ports", "core_port_samples"), ("ranks", "core_job_progress")):
         _load_rows(store, cluster, folder / f"{name}.parquet", table)
     gpu = pl.read_parquet(folder / "telemetry.parquet").sort("ts")
