@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
+from itertools import combinations
 from pathlib import Path
 
 import polars as pl
@@ -11,6 +13,7 @@ import pytest
 
 from dashboards import figures, foresight, rack_map, theme
 from dashboards.theme import DARK, LIGHT, THEMES, contrast
+from dashboards.words import CLASS_WORDS
 from features import fleet
 from tests import dashboard_world as world
 
@@ -182,7 +185,7 @@ def test_text_and_fills_have_the_contrast_that_wcag_asks_for(colours):
     for surface in ("bg", "surface", "sunk"):
         for text in ("ink", "muted", "accent", "ok", "warn", "bad"):
             assert contrast(getattr(colours, text), getattr(colours, surface)) >= 4.5, (text, surface)
-    for fill in (*STATES, "thermal_throttle", "nvlink_saturation", "memory_exhaustion"):
+    for fill in (*STATES, *CLASS_WORDS):
         assert contrast(getattr(colours, fill), colours.surface) >= 3, fill
     assert contrast(colours.on_accent, colours.accent) >= 4.5
 
@@ -212,6 +215,31 @@ def test_states_can_be_told_apart_by_any_eye(name, eye):
             seen = [seen_by(getattr(colours, state), EYES[eye]) for state in (one, other)]
             distance = sum((a ** (1 / 2.2) - b ** (1 / 2.2)) ** 2 for a, b in zip(*_positive(seen), strict=True)) ** 0.5
             assert distance > 0.12, (one, other)
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_classes_of_bottlenecks_can_be_told_apart(name):
+    colours = {of: _oklab(getattr(THEMES[name], of)) for of in CLASS_WORDS}
+    assert len(colours) == 8
+    for one, other in combinations(colours, 2):
+        assert math.dist(colours[one], colours[other]) > 0.09, (one, other)
+
+
+def _oklab(colour):
+    """#rrggbb in a space in which equal distances look alike (Ottosson, 2020)."""
+    red, green, blue = seen_by(colour, EYES["all cones"])
+    long, middle, short = (
+        (a * red + b * green + c * blue) ** (1 / 3)
+        for a, b, c in (
+            (0.41222147, 0.53633254, 0.05144599), (0.21190350, 0.68069955, 0.10739696),
+            (0.08830246, 0.28171884, 0.62997870),
+        )
+    )  # fmt: skip
+    return (
+        0.21045426 * long + 0.79361779 * middle - 0.00407205 * short,
+        1.97799850 * long - 2.42859221 * middle + 0.45059371 * short,
+        0.02590404 * long + 0.78277177 * middle - 0.80867577 * short,
+    )
 
 
 def _positive(pair):
