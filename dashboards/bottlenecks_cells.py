@@ -5,7 +5,7 @@ Facts of one hint in, components out. Tables and sentences stand in `bottlenecks
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import html
@@ -105,8 +105,8 @@ def suggested(item: Mapping[str, Any]) -> html.Span:
     return html.Span(words.action_words(str(item.get("action") or "none")), **attributes(title=advice or None))
 
 
-def what(item: Mapping[str, Any]) -> html.Div:
-    """The class and who has to know; on narrow screens, where reasons have no column, with the reasons below."""
+def what(item: Mapping[str, Any], below: Sequence[Any] = ()) -> html.Div:
+    """The class and who has to know; on narrow screens, where reasons have no column, with them and `below` below."""
     told: list[Any] = [class_mark(str(item.get("bottleneck_class")))]
     severity = str(item.get("severity") or "info")
     if severity in _SEVERITIES:
@@ -116,4 +116,4 @@ def what(item: Mapping[str, Any]) -> html.Div:
         told.append(html.Span(" silenced", className="muted", title=f"no scheduler is told: {item['silenced_by']}"))
     if item.get("is_held_out"):
         told.append(html.Span(" held out", className="muted", title="nothing is done about it, to see if it comes"))
-    return html.Div([html.Span(told), html.Div(reasons_of(item), className="sub narrow-only")])
+    return html.Div([html.Span(told), html.Div([reasons_of(item), *below], className="sub narrow-only")])

@@ -172,7 +172,7 @@ def foreseen_table(
     rows = [
         [
             countdown(moment(item.get("expected_onset")), now),
-            what(item),
+            what(item, course_link(item, asked)),
             where(item, indices, asked, several=several),
             jobs_of(item),
             *[data_bar(probability(item, h)) for h in HORIZONS_S],
@@ -251,11 +251,11 @@ def active_table(
     shown = foreseen.active[:_ROWS]
     rows = [
         [
-            what(item),
+            what(item, course_link(item, asked)),
             where(item, indices, asked, several=several),
             jobs_of(item),
             suggested(item),
-            reasons_of(item) or words.NOTHING,
+            html.Div([reasons_of(item) or words.NOTHING, *course_link(item, asked)]),
         ]
         for item in shown
     ]

@@ -3,12 +3,15 @@
 import msgspec
 import pytest
 
+from dashboards.bottlenecks_parts import active_table
 from dashboards.filters import Filters
 from dashboards.foresight import Foreseen
 from dashboards.level_fan import HEIGHT, course_words, fan, quantity_words, source_words
 from dashboards.level_parts import course_head, told_hint
+from dashboards.markup import markup
 from dashboards.theme import DARK, LIGHT
 from scheduler_hints.schema import LevelCourse
+from tests import dashboard_world as world
 
 HOT = {
     "gpu_uuid": "GPU-5f", "quantity": "gpu_temp_c", "unit": "°C", "now": 83.0, "limit": 90.0,
@@ -69,3 +72,11 @@ def test_the_hint_of_the_address_is_shown_else_the_most_urgent_with_a_course():
     assert told_hint(Foreseen(coming=[items[0]], active=[]), asked) is None
     assert "n1 GPU-5f: 83 °C now" in str(course_head(items[1]))
     assert "could be followed" in str(course_head(None))
+
+
+def test_what_is_active_leads_to_its_course_too_at_any_width():
+    items = [world.bottleneck(1, is_active=True, levels=HOT), world.bottleneck(2, is_active=True)]
+    made = markup(active_table(Foreseen(coming=[], active=items), {}, Filters({}, []), several=False))
+    assert made.count(f"hint={items[0]['id']}") == 2  # in the column of reasons, and below the class where it is narrow
+    assert made.count("83 °C now, 88–91 °C in 60 s") == 2
+    assert f"hint={items[1]['id']}" not in made
