@@ -11,7 +11,7 @@ import polars as pl
 
 from features.conditions import CLASSES
 from features.history import SampleHistory
-from features.thresholds import ThresholdBook
+from features.thresholds import MODELS, ThresholdBook
 from models.event_report import EventReport
 from models.hazard_backtest import backtest_course, present
 from models.onset_backtest import OnsetBacktestError, Step, unheard
@@ -54,7 +54,7 @@ def backtest_telemetry(
         columns = ", ".join(present(samples))
         raise OnsetBacktestError(
             f"these columns do not tell when a GPU is in {bottleneck_class}: {columns}; "
-            f"what each class needs stands in docs/nowcast.md"
+            f"what each class needs stands in docs/nowcast.md{_of_model(bottleneck_class, gpu_model)}"
         )
     uuids, nodes = np.array(history.uuids, dtype=object), np.array(history.node_names, dtype=object)
 
@@ -65,3 +65,15 @@ def backtest_telemetry(
         }
 
     return backtest_course((history, of), (history, of), unit="GPU", names=names, seed=seed, threads=threads, step=step)
+
+
+def _of_model(bottleneck_class: str, gpu_model: str | None) -> str:
+    """What the model of the GPUs has to do with a class that is not told: its limits are rated by model alone."""
+    if bottleneck_class != "nvlink_saturation":
+        return ""
+    if not gpu_model:
+        return "; how much its links carry is told by --gpu-model alone, as 'NVIDIA H100 80GB HBM3'"
+    if any(pattern in gpu_model.upper().replace("-", " ").replace("_", " ") for pattern, _ in MODELS):
+        return ""
+    known = ", ".join(pattern for pattern, _ in MODELS)
+    return f"; no limits are known of the model {gpu_model!r}; known: {known}"

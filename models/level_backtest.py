@@ -85,6 +85,7 @@ def backtest_level(
     moving = _moving(rows, test)
     if 0 < moving.sum() < len(moving):
         names = ", ".join(rows.uuids[i] for i in np.flatnonzero(moving)[:5])
+        names += f" and {more} more" if (more := int(moving.sum()) - 5) > 0 else ""
         notes.append(
             f"{int(moving.sum())} of {len(np.unique(rows.unit[test]))} GPUs are at work ({names}): figures of these "
             "alone stand beside those of all."

@@ -316,6 +316,14 @@ def test_a_periodic_load_is_forecast_better_than_it_stands():
     assert (report.predictions["q10"] <= report.predictions["q90"]).all()
 
 
+def test_of_many_gpus_at_work_a_few_are_named_and_the_rest_counted():
+    one = levels(minutes=30)
+    busy = one.filter(gpu_uuid="busy")
+    samples = pl.concat([one, *(busy.with_columns(gpu_uuid=pl.lit(f"busy-{i}")) for i in range(6))])
+    (note,) = (note for note in backtest_level(samples, "gpu_power_w", horizons_s=(60.0,)).notes if "at work" in note)
+    assert note.startswith("7 of 8 GPUs are at work (busy, busy-0, busy-1, busy-2, busy-3 and 2 more): ")
+
+
 @pytest.mark.traces
 def test_the_recorded_busy_gpu_is_forecast_better_than_it_stands(traces):
     samples = pl.read_parquet(traces / "telemetry" / "amd-mi300x-2025.parquet")
@@ -460,6 +468,12 @@ def test_a_class_of_gpus_is_backtested_on_the_columns_there_are():
     assert float(point["lead_s"]) >= 45
     with pytest.raises(OnsetBacktestError, match="do not tell when a GPU is in nvlink_saturation: ts, cluster, node"):
         backtest_telemetry(samples, "nvlink_saturation")
+    with pytest.raises(OnsetBacktestError, match="told by --gpu-model alone"):
+        backtest_telemetry(samples, "nvlink_saturation")
+    with pytest.raises(OnsetBacktestError, match="no limits are known of the model 'H10'; known: A800, A100"):
+        backtest_telemetry(samples, "nvlink_saturation", gpu_model="H10")
+    with pytest.raises(OnsetBacktestError, match=r"docs/nowcast\.md$"):
+        backtest_telemetry(samples, "nvlink_saturation", gpu_model="NVIDIA H100 80GB HBM3")
     quiet = samples.with_columns(gpu_temp_margin_c=pl.lit(20.0), is_thermal_slowdown=pl.lit(False))
     with pytest.raises(OnsetBacktestError, match="0 onsets of thermal_throttle to learn from and 0 to judge by"):
         backtest_telemetry(quiet, "thermal_throttle")
