@@ -13,6 +13,7 @@ from typing import Any
 
 from simulator import frames
 from simulator.course import Course
+from simulator.events import CLASSES as EVENTS
 from simulator.hardware import GPUS_PER_NODE, SimulatorError
 from simulator.job_course import ARRIVE
 from simulator.jobs import ENDED, Job, Profile
@@ -61,6 +62,9 @@ class Control(Course):
         """
         if class_ == "shortage":
             return self._run_short(onset_in_s, mode)
+        if class_ not in (*EVENTS, *STRAINS):
+            valid = ", ".join((*EVENTS, *STRAINS, "shortage"))
+            raise SimulatorError(f"no bottleneck class {class_!r} here; classes: {valid}")
         number = self.topology.node_number(node)
         if not 0 <= gpu_index < GPUS_PER_NODE:
             raise SimulatorError(f"gpu_index = {gpu_index}: must be 0 to {GPUS_PER_NODE - 1}")

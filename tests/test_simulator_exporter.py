@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from features.classes import HINT_CLASSES
 from pipelines.sources.sacct import parse_sacct
 from simulator.__main__ import main as command_line
 from simulator.cluster import SimulatedCluster
@@ -165,16 +166,19 @@ def test_wrong_requests_are_refused_in_one_shape() -> None:
         ("POST", "/control/inject", b"{"),
         ("POST", "/control/inject", b'{"class": "thermal_throttle", "node": "n1", "color": 1}'),
         ("POST", "/control/inject", b'{"class": "thermal_throttle", "node": "n1"}'),
+        ("POST", "/control/inject", b'{"class": "thermal", "node": "n1"}'),
         ("POST", "/control/jobs", json.dumps({"job_id": "1", "user": "a", "node_list": "n1", "kind": "x"}).encode()),
         ("POST", "/control/jobs/end", b'{"job_id": "1"}'),
         ("POST", "/control/jobs", b"x" * 70_000),
     )
     answers = ask(Exporter(made, "127.0.0.1:1"), *requests)
-    assert [answer.status_code for answer in answers] == [404, 404, 422, 422, 409, 409, 409, 413]
+    assert [answer.status_code for answer in answers] == [404, 404, 422, 422, 409, 409, 409, 409, 413]
     for answer in answers:
         assert set(answer.json()["error"]) == {"code", "message", "detail"}
     assert "fields: class, node, gpu_index" in answers[3].json()["error"]["message"]
     assert "/control/inject" in answers[1].json()["error"]["message"]
+    for name in HINT_CLASSES:  # whatever can be injected is named
+        assert name in answers[5].json()["error"]["message"]
 
 
 def test_files_are_kept_current(tmp_path: Path) -> None:
