@@ -61,7 +61,8 @@ def evidence(
     parts = []
     if kind != unit:
         parts.append(f"{hit:,} of {size:,} {UNITS[unit]} there")
-    parts.append(f"{elsewhere:,} elsewhere" if elsewhere else "none elsewhere")
+    if unit != "queue":
+        parts.append(f"{elsewhere:,} elsewhere" if elsewhere else "none elsewhere")
     if air_k is not None:
         parts.append(f"its air is {abs(air_k):.0f} °C {'warmer' if air_k >= 0 else 'cooler'} than elsewhere")
-    return f"{what(bottleneck_class, kind, key)}: {', '.join(parts)}"
+    return ": ".join(part for part in (what(bottleneck_class, kind, key), ", ".join(parts)) if part)

@@ -35,11 +35,11 @@ def reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
     if block.bottleneck_class == "thermal_throttle":
         text = "at the slowdown limit" if is_active else f"{value['last']:.1f} °C below the slowdown limit"
         text += f" at {value['gpu_temp_c_last']:.0f} °C" if known["gpu_temp_c_last"] else ""
-        text += f", {-per_min:+.1f} °C/min" if known["slope_short"] else ""
+        text += f", {-per_min:+z.1f} °C/min" if known["slope_short"] else ""
         return text + (f", inlet air {value['inlet_temp_c_last']:.0f} °C" if known["inlet_temp_c_last"] else "")
     if block.bottleneck_class == "nvlink_saturation":
         text = f"NVLink at {value['nvlink_fill_ratio_last']:.0%} of the achievable rate"
-        text += f", {-per_min:+.0%}/min" if known["slope_short"] else ""
+        text += f", {-per_min:+z.0%}/min" if known["slope_short"] else ""
         return text + (
             f", steps take {value['step_ratio_last']:.2f} × the job's own" if known["step_ratio_last"] else ""
         )
@@ -47,16 +47,16 @@ def reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
         text = "held back by power" if is_active else f"{value['last']:.0%} of its usual clock above being held back"
         text += f", {value['sm_clock_hz_last'] / 1e9:.2f} GHz" if known["sm_clock_hz_last"] else ""
         text += f" at {value['gpu_power_w_last']:.0f} W" if known["gpu_power_w_last"] else ""
-        return text + (f", {per_min:+.0%}/min" if known["slope_short"] else "")
+        return text + (f", {per_min:+z.0%}/min" if known["slope_short"] else "")
     if block.bottleneck_class == "straggler":
         text = f"steps take {SLOW_RATIO - value['last']:.2f} × the gang's"
-        return text + (f", {-per_min:+.2f}/min" if known["slope_short"] else "")
+        return text + (f", {-per_min:+z.2f}/min" if known["slope_short"] else "")
     free = value["last"] + 1  # the limit is 1 GiB of free memory
     text = f"{max(free, 0):.1f} GiB of device memory free"
     text += (
         f", {value['over_plateau_gib_last']:.1f} GiB over the job's plateau" if known["over_plateau_gib_last"] else ""
     )
-    return text + (f", {-per_min:+.2f} GiB/min" if known["slope_short"] else "")
+    return text + (f", {-per_min:+z.2f} GiB/min" if known["slope_short"] else "")
 
 
 def unit_reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
@@ -70,7 +70,7 @@ def unit_reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
     if block.bottleneck_class == "host_memory":
         free = value("host_free_ratio_last")
         text = "the kernel killed for memory" if free is None else f"{free:.1%} of host memory available"
-        return text + (f", {pace * 60:+.1%} of it a minute" if pace is not None and not is_active else "")
+        return text + (f", {pace * 60:+z.1%} of it a minute" if pace is not None and not is_active else "")
     if block.bottleneck_class == "fabric_congestion":
         load, signs = value("port_load_ratio_last"), value("port_signs_ratio_last")
         steps = value("port_step_ratio_last")

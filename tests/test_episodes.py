@@ -142,6 +142,7 @@ def test_units_that_are_no_gpus():
         "batch",
         ["1", "2"],
     )
+    assert found["shortage"].causes[0].evidence == "more asked for than is free in queue batch"
     low = np.full((1, 4), 0.1)
     for second in (30, 45):
         left = episodes.update(at(second), [Scored("shortage", None, low, np.zeros(1, bool), "m", unit="queue",

@@ -195,4 +195,10 @@ def test_reasons_name_power_and_gang():
     }
     assert said["power_throttle"] == "7% of its usual clock above being held back, 1.31 GHz at 512 W, -6%/min"
     assert said["straggler"] == "steps take 1.23 × the gang's, +0.06/min"
+    matrix[0, FEATURES.index("slope_short")] = 1e-6
+    still = [
+        reason(FeatureBlock(name, np.zeros(1, np.int64), np.zeros(1), matrix), 0, is_active=False).rsplit(", ", 1)[1]
+        for name in ("thermal_throttle", "nvlink_saturation", "power_throttle", "straggler", "memory_exhaustion")
+    ]
+    assert still == ["+0.0 °C/min", "+0%/min", "+0%/min", "+0.00/min", "+0.00 GiB/min"]
     assert set(INDEX) >= set(DISTANCE.values())
