@@ -5,6 +5,7 @@ Facts in, components out; bottlenecks stand in `bottlenecks_parts.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -29,12 +30,12 @@ def risk_table(hints: HintList, asked: Filters, now: datetime, *, several: bool)
         return notice("warn", "No valid node risks", words.sentence(hints.message))
     node = asked.get("node")
     risks = [risk for risk in hints.items if not node or risk.get("node") == node]
-    risks = sorted(risks, key=lambda risk: (-float(risk.get("p_24h") or 0.0), natural_key(str(risk.get("node")))))
+    risks = sorted(risks, key=_urgency)
     if not risks:
         return html.P("No node risk is published.", className="muted")
     made_at = age(hints.generated_at, now)
     versions = [risk.get("model_version") for risk in risks]
-    if all(risk.get("is_climatology") for risk in risks) and len({risk.get("p_24h") for risk in risks}) == 1:
+    if not any(_stands_out(risk) for risk in risks) and len({risk.get("p_24h") for risk in risks}) == 1:
         lines = (
             f"{words.count(len(risks), 'node')}: {words.percent(risks[0].get('p_24h'), 1)} within 24 h and "
             f"{words.percent(risks[0].get('p_7d'), 1)} within 7 days for each. It is the long-run rate; nothing "
@@ -56,7 +57,7 @@ def risk_table(hints: HintList, asked: Filters, now: datetime, *, several: bool)
     for risk in risks[:_RISKS]:
         marks = [model_badge(risk.get("model_version"))] if several_models else []
         if risk.get("is_climatology"):
-            marks.append(badge("climatology", "rule", "The long-run rate only; nothing is known of this node"))
+            marks.append(badge("climatology", "rule", "The long-run rate only; nothing of this node is weighed in"))
         if float(risk.get("lemon_score") or 0.0) >= LEMON_SCORE:
             marks.append(badge("lemon", "rule", "Half or more of the signals of bad hardware in 28 days"))
         if worst := next(iter(risk.get("gpus") or ()), None):
@@ -76,3 +77,15 @@ def risk_table(hints: HintList, asked: Filters, now: datetime, *, several: bool)
     if len(risks) > _RISKS:
         note.insert(0, f"The {_RISKS} most at risk of {len(risks):,}; the CSV has all. ")
     return [made, html.P(note, className="note under")]
+
+
+def _stands_out(risk: Mapping[str, Any]) -> bool:
+    """Something particular is known of a node, whether its probabilities weigh it or not."""
+    is_rate = bool(risk.get("is_climatology"))
+    return not is_rate or bool(risk.get("reasons") or risk.get("gpus") or risk.get("lemon_score"))
+
+
+def _urgency(risk: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The most probable first; among equals those with the most signals of bad hardware, then the most reasons."""
+    likely, lemon = float(risk.get("p_24h") or 0.0), float(risk.get("lemon_score") or 0.0)
+    return -likely, -lemon, -len(risk.get("reasons") or ()), natural_key(str(risk.get("node")))

@@ -373,7 +373,8 @@ def test_a_merged_hint_names_its_place_its_cause_and_who_has_to_know_and_stands_
 
 
 def test_equal_climatologies_are_one_sentence_and_a_risky_node_is_a_table():
-    calm = [world.risk(f"n{i}", 0.004, is_climatology=True, model_version="baseline:climatology") for i in range(16)]
+    rate = {"is_climatology": True, "model_version": "baseline:climatology"}
+    calm = [world.risk(f"n{i}", 0.004, reasons=[], **rate) for i in range(16)]
     made = risk_table(HintList("fresh", items=calm), filters.Filters(), NOW, several=False)
     assert "No node stands out" in text_of(made)
     assert "16 nodes: 0.4 % within 24 h" in text_of(made)
@@ -386,6 +387,19 @@ def test_equal_climatologies_are_one_sentence_and_a_risky_node_is_a_table():
     risky[-1] |= {"lemon_score": 0.5, "gpus": [gpu]}
     told = markup(risk_table(HintList("fresh", items=risky), filters.Filters(), NOW, several=False))
     assert all(word in told for word in ("lemon", "GPU-5d4c9a1e", "2 × XID 63 in 28 d"))
+
+
+def test_what_is_known_of_a_node_is_told_before_a_model_weighs_it():
+    rate = {"is_climatology": True, "model_version": "baseline:climatology"}
+    calm = [world.risk(f"n{i}", 0.118, reasons=[], **rate) for i in range(16)]
+    calm[7] |= {"reasons": ["2 faults in 28 d, fleet median 0"]}
+    calm[9] |= {"reasons": ["31 faults in 28 d, fleet median 0"], "lemon_score": 0.5}
+    made = risk_table(HintList("fresh", items=calm), filters.Filters(), NOW, several=False)
+    assert "No node stands out" not in text_of(made)
+    assert "nothing is known" not in markup(made)
+    told = [text_of(made).index(word) for word in ("31 faults in 28 d", "2 faults in 28 d, fleet", "n0")]
+    assert told == sorted(told)  # all are as likely by that rate: lemons stand first, then what has reasons
+    assert "lemon" in text_of(made)
 
 
 # --- the application without a browser ----------------------------------------------------------------------------
