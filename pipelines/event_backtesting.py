@@ -26,7 +26,9 @@ CLASSES: dict[str, tuple[str, ...]] = {
     **{name: ("telemetry",) for name in HINT_CLASSES if name not in ("shortage", "straggler")},
 }
 PREDICTIONS, REPORT, PAGE = "predictions.parquet", "report.json", "report.html"
-_NAMES = ("cluster", "node", "gpu_uuid", "job_id")
+_NAMES = ("cluster", "node", "gpu_uuid", "job_id", "device", "port")
+# Columns of times; of other files `ts`.
+_TIMES = {"timeline": (), "faults": ("start_time", "end_time", "event_time")}
 _DEFAULT_HORIZONS = {"level": (30.0, 60.0, 120.0), "shortage": (120.0, 300.0)}
 
 
@@ -78,28 +80,32 @@ def run_event_backtest(
     with Progress(f"backtest {kind}", "rows", part="part") as progress:
         progress.stage(f"reading {path.name}")
         frame = read_record(path, wanted)
-        if kind == "level":
-            from models.level_backtest import backtest_level
+        try:
+            if kind == "level":
+                from models.level_backtest import backtest_level
 
-            report = backtest_level(
-                frame, subject, horizons_s=horizons_s or _DEFAULT_HORIZONS["level"], seed=seed, threads=threads,
-                step=progress.stage,
-            )  # fmt: skip
-        elif kind == "faults":
-            from models.fault_backtest import backtest_faults
+                report = backtest_level(
+                    frame, subject, horizons_s=horizons_s or _DEFAULT_HORIZONS["level"], seed=seed, threads=threads,
+                    step=progress.stage,
+                )  # fmt: skip
+            elif kind == "faults":
+                from models.fault_backtest import backtest_faults
 
-            report = backtest_faults(
-                frame,
-                nodes=nodes,
-                refit_days=refit_days or 7.0,
-                seed=seed,
-                step=progress.stage,
-                progress=_parts(progress),
-            )
-        else:
-            report = _bottleneck(
-                frame, wanted, subject, horizons_s, gpu_model, refit_days, seed, threads, progress.stage
-            )
+                report = backtest_faults(
+                    frame,
+                    nodes=nodes,
+                    refit_days=refit_days or 7.0,
+                    seed=seed,
+                    step=progress.stage,
+                    progress=_parts(progress),
+                )
+            else:
+                report = _bottleneck(
+                    frame, wanted, subject, horizons_s, gpu_model, refit_days, seed, threads, progress.stage
+                )
+        except pl.exceptions.PolarsError as error:  # a column holds values of another kind: it says which
+            said = str(error).partition("\n")[0]
+            raise EventBacktestError(f"{path} cannot be read as {wanted}: {said}") from None
     write_outcome(report, out, {"file": path.name, "seed": seed}, path.stem)
     print(report.text())
     print(f"{report.predictions.height:,} predictions, figures and page in {out}: {PREDICTIONS}, {REPORT}, {PAGE}")
@@ -226,8 +232,7 @@ def read_record(path: Path, what: str) -> pl.DataFrame:
         raise EventBacktestError(f"{path} cannot be read as {what}: {error}") from None
     if not frame.height:
         raise EventBacktestError(f"{path} holds no rows")
-    if what == "telemetry":
-        frame = _telemetry(frame, path)
+    frame = _readable(frame, path, what)
     naive = [
         name for name, dtype in frame.schema.items() if isinstance(dtype, pl.Datetime) and dtype.time_zone != "UTC"
     ]
@@ -239,19 +244,21 @@ def read_record(path: Path, what: str) -> pl.DataFrame:
     ).with_columns(pl.col(pl.Datetime).dt.cast_time_unit("us"))
 
 
-def _telemetry(frame: pl.DataFrame, path: Path) -> pl.DataFrame:
-    """Names as text, as a CSV may hold numbers there; a value that is no finite number is not known.
+def _readable(frame: pl.DataFrame, path: Path, what: str) -> pl.DataFrame:
+    """A value that is no finite number is not known; names of telemetry are text, where a CSV may hold numbers.
 
     Raises:
-        EventBacktestError: `ts` holds no times.
+        EventBacktestError: A column of times holds none.
     """
-    if "ts" in frame.columns and not isinstance(frame.schema["ts"], pl.Datetime):
-        raise EventBacktestError(
-            f"{path} cannot be read as telemetry: ts is {frame.schema['ts']}; it must be times, as 2026-01-31T12:00:00Z"
-        )
-    names = [name for name in _NAMES if name in frame.columns and not isinstance(frame.schema[name], pl.Null)]
+    for name in _TIMES.get(what, ("ts",)):
+        dtype = frame.schema.get(name, pl.Null())
+        if not isinstance(dtype, (pl.Datetime, pl.Null)) and not (what == "faults" and dtype == pl.Date):
+            words = f"{name} is {dtype}; it must be times, as 2026-01-31T12:00:00Z"
+            raise EventBacktestError(f"{path} cannot be read as {what}: {words}")
     floats = pl.col(pl.Float32, pl.Float64)
-    return frame.with_columns(pl.col(names).cast(pl.String)).with_columns(pl.when(floats.is_finite()).then(floats))
+    frame = frame.with_columns(pl.when(floats.is_finite()).then(floats))
+    names = [name for name in _NAMES if frame.schema.get(name, pl.Null()) != pl.Null()]
+    return frame.with_columns(pl.col(names).cast(pl.String)) if what == "telemetry" else frame
 
 
 def write_outcome(report: EventReport, out: Path, facts: Mapping[str, object], title: str) -> None:

@@ -430,6 +430,28 @@ def test_odd_files_of_telemetry_are_named_or_read(tmp_path):
     assert set(report.predictions["node"]) == {"7"}
 
 
+def test_values_of_another_kind_in_other_files_are_named(tmp_path):
+    queue, steps, file = occupancy([1, 2], [3, 4]), timeline(np.ones((40, 4))), tmp_path / "odd.parquet"
+    for changed, kind, options, words in (
+        (queue.with_columns(ts=pl.lit("x")), "occupancy", {"bottleneck_class": "shortage"}, "ts is String"),
+        (
+            queue.with_columns(total_gpu_num=pl.lit("x")),
+            "occupancy",
+            {"bottleneck_class": "shortage"},
+            "'total_gpu_num'",
+        ),
+        (steps.with_columns(rank=pl.lit("x")), "timeline", {"bottleneck_class": "straggler"}, "column 'rank'"),
+        (faults().with_columns(event_time=pl.lit("x")), "faults", {}, "event_time is String"),
+        (faults().with_columns(event_time=pl.lit(5)), "faults", {}, "event_time is Int"),
+    ):
+        changed.write_parquet(file)
+        with pytest.raises(EventBacktestError, match=words):
+            run_event_backtest("bottleneck" if options else "faults", {kind: file}, tmp_path / "o", **options)
+    steps.with_columns(start_ts=pl.lit(float("nan"))).write_parquet(file)
+    run_event_backtest("bottleneck", {"timeline": file}, tmp_path / "o", bottleneck_class="straggler")
+    assert not list((tmp_path / "o").glob("*.part"))
+
+
 def heating(hours=6, seed=1):
     """Eight GPUs that heat up to their limit now and then, over four minutes, and cool again."""
     rng = np.random.default_rng(seed)
