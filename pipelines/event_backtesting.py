@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
@@ -34,6 +35,10 @@ _DEFAULT_HORIZONS = {"level": (30.0, 60.0, 120.0), "shortage": (120.0, 300.0)}
 
 class EventBacktestError(ValueError):
     """Options do not fit together, or a file cannot be read; the message names what, and what is valid."""
+
+
+class OutcomeError(RuntimeError):
+    """The outcome cannot be written; the message names the folder and why."""
 
 
 def run_event_backtest(
@@ -69,6 +74,7 @@ def run_event_backtest(
     Raises:
         EventBacktestError: Options do not fit together, or a file cannot be read.
         ValueError: The file cannot be backtested; the message says why.
+        OutcomeError: The folder cannot be written to.
     """
     wanted = _wanted_file(kind, bottleneck_class, quantity, files)
     _check_options(kind, wanted, files, bottleneck_class, quantity, horizons_s, gpu_model, nodes, refit_days)
@@ -262,13 +268,25 @@ def _readable(frame: pl.DataFrame, path: Path, what: str) -> pl.DataFrame:
 
 
 def write_outcome(report: EventReport, out: Path, facts: Mapping[str, object], title: str) -> None:
-    """Write `predictions.parquet`, `report.json` and `report.html`, each whole or not at all."""
+    """Write `predictions.parquet`, `report.json` and `report.html`, all of them or none.
+
+    Raises:
+        OutcomeError: The folder cannot be written to; what was there before is left as it was.
+    """
     from dashboards.event_page import event_page
 
-    out.mkdir(parents=True, exist_ok=True)
     body = json.dumps(finite({**report.to_json(), **facts}), indent=1)
-    for name, data in ((REPORT, body.encode()), (PAGE, event_page(report, title).encode())):
-        (out / f"{name}.part").write_bytes(data)
-        (out / f"{name}.part").replace(out / name)
-    report.predictions.write_parquet(out / f"{PREDICTIONS}.part")
-    (out / f"{PREDICTIONS}.part").replace(out / PREDICTIONS)
+    parts = {name: out / f"{name}.part" for name in (REPORT, PAGE, PREDICTIONS)}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        parts[REPORT].write_text(body, encoding="utf-8")
+        parts[PAGE].write_text(event_page(report, title), encoding="utf-8")
+        report.predictions.write_parquet(parts[PREDICTIONS])
+        for name, part in parts.items():
+            part.replace(out / name)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        with suppress(OSError):
+            for part in parts.values():
+                part.unlink(missing_ok=True)
+        said = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise OutcomeError(f"the outcome cannot be written to {out}: {said}") from None

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -21,7 +22,14 @@ from models.gpu_onset_backtest import backtest_telemetry
 from models.level_backtest import backtest_level
 from models.onset_backtest import OnsetBacktestError, backtest_shortage, backtest_straggler, detection_steps
 from models.shortage import ShortageForecaster, clear_rows
-from pipelines.event_backtesting import CLASSES, GPU_CLASSES, EventBacktestError, read_record, run_event_backtest
+from pipelines.event_backtesting import (
+    CLASSES,
+    GPU_CLASSES,
+    EventBacktestError,
+    OutcomeError,
+    read_record,
+    run_event_backtest,
+)
 from weatherglass import cli
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
@@ -391,6 +399,31 @@ def test_a_run_writes_three_files(tmp_path):
     assert "http" not in page.split("<script")[0]
     assert pl.read_parquet(tmp_path / "o" / "predictions.parquet").height == 160
     assert finite({"a": [float("nan"), np.float64(1.0)]}) == {"a": [None, 1.0]}
+
+
+def test_an_outcome_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    file, out = tmp_path / "steps.parquet", tmp_path / "o"
+    timeline(np.ones((40, 4)), clock=False).write_parquet(file)
+
+    def run(seed):
+        run_event_backtest("bottleneck", {"timeline": file}, out, bottleneck_class="straggler", seed=seed)
+        return {path.name: path.read_bytes() for path in out.iterdir()}
+
+    before = run(1)
+    write = Path.write_text
+
+    def full(path, text, *args, **kwargs):
+        if "html" in path.name:
+            write(path, text[:100])
+            raise OSError(28, "No space left on device")
+        return write(path, text, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OutcomeError, match=r"cannot be written to .*: No space left on device"):
+            run(2)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert run(2) != before
 
 
 def test_naive_times_are_taken_as_utc(tmp_path):
