@@ -8,6 +8,7 @@ Here belong which options go with which kind, reading the file and writing what 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -203,7 +204,9 @@ def _check_options(
         if value is not None and not allowed[option]:
             valid = ", ".join([f"--{wanted}", *(name for name, is_valid in allowed.items() if is_valid)])
             raise EventBacktestError(f"{option} does not go with {what}; it takes: {valid}, --out, --seed, --threads")
-    if horizons_s is not None and (list(horizons_s) != sorted(set(horizons_s)) or min(horizons_s, default=0) <= 0):
+    if horizons_s is not None and not (
+        horizons_s and list(horizons_s) == sorted(set(horizons_s)) and all(0 < value < math.inf for value in horizons_s)
+    ):
         raise EventBacktestError(f"--horizons {_join(horizons_s)}: give rising seconds above 0, as 30,60,120")
 
 

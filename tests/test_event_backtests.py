@@ -350,6 +350,8 @@ def test_the_recorded_busy_gpu_is_forecast_better_than_it_stands(traces):
         (["bottleneck", "--class", "straggler", "--timeline", "F", "--horizons", "30"], "--horizons does not go with"),
         (["level", "--telemetry", "F"], "needs --quantity NAME"),
         (["level", "--telemetry", "F", "--quantity", "x", "--horizons", "60,30"], "give rising seconds"),
+        (["level", "--telemetry", "F", "--quantity", "x", "--horizons", "nan"], "give rising seconds"),
+        (["level", "--telemetry", "F", "--quantity", "x", "--horizons", "30,inf"], "give rising seconds"),
         (["level", "--telemetry", "F", "--quantity", "x", "--nodes", "3"], "--nodes does not go with backtest level"),
         (["faults", "--faults", "F", "--class", "shortage"], "--class does not go with backtest faults"),
         (["faults", "--jobs", "F"], "--jobs does not go with backtest faults: it goes with runtime"),
