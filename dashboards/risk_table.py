@@ -5,6 +5,7 @@ Facts in, components out; bottlenecks stand in `bottlenecks_parts.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -20,6 +21,7 @@ from features.fleet import natural_key
 from models.lemons import LEMON_SCORE
 
 _RISKS = 12
+_UUID = re.compile(r"GPU (GPU-[0-9a-f]{8})-[0-9a-f-]+")
 _FULL_RISK = {"p_1h": 0.05, "p_24h": 0.2, "p_7d": 0.5}
 """Probability at which the bar of a node risk is full, unless a larger one is in its column."""
 
@@ -61,15 +63,15 @@ def risk_table(hints: HintList, asked: Filters, now: datetime, *, several: bool)
         if float(risk.get("lemon_score") or 0.0) >= LEMON_SCORE:
             marks.append(badge("lemon", "rule", "Half or more of the signals of bad hardware in 28 days"))
         if worst := next(iter(risk.get("gpus") or ()), None):
-            told = f"{words.percent(worst.get('p_24h'), 2)} within 24 h: {'; '.join(worst.get('reasons') or ())}"
-            marks.append(badge(str(worst.get("gpu_uuid"))[:12], "", f"The likeliest of its GPUs, {told}"))
-        name = str(risk.get("node"))
+            of_gpu = f"{words.percent(worst.get('p_24h'), 2)} within 24 h: {'; '.join(worst.get('reasons') or ())}"
+            marks.append(badge(str(worst.get("gpu_uuid"))[:12], "", f"The likeliest of its GPUs, {of_gpu}"))
+        name, told = str(risk.get("node")), reasons_of(risk)
         rows.append(
             [
                 soft_link(name, PATH + asked.search(node=name), class_="where", title=f"Show only {name}"),
                 *([str(risk.get("cluster"))] if several else []),
                 *[data_bar(risk.get(key), words.percent(risk.get(key), 1), top) for key, top in tops.items()],
-                html.Div([f"{reasons_of(risk)} ", *marks], className="why"),
+                html.Div([_UUID.sub(r"\1", told), " ", *marks], className="why", title=told),
             ]
         )
     made = table(columns, rows, caption="Nodes most at risk of a hardware fault", id="risk-table")

@@ -393,13 +393,16 @@ def test_what_is_known_of_a_node_is_told_before_a_model_weighs_it():
     rate = {"is_climatology": True, "model_version": "baseline:climatology"}
     calm = [world.risk(f"n{i}", 0.118, reasons=[], **rate) for i in range(16)]
     calm[7] |= {"reasons": ["2 faults in 28 d, fleet median 0"]}
-    calm[9] |= {"reasons": ["31 faults in 28 d, fleet median 0"], "lemon_score": 0.5}
+    of_gpu = "2 of them on GPU GPU-056ecf9a-6096-210f-f695-90e0f04f619a"
+    calm[9] |= {"reasons": ["31 faults in 28 d, fleet median 0", of_gpu], "lemon_score": 0.5}
     made = risk_table(HintList("fresh", items=calm), filters.Filters(), NOW, several=False)
     assert "No node stands out" not in text_of(made)
     assert "nothing is known" not in markup(made)
     told = [text_of(made).index(word) for word in ("31 faults in 28 d", "2 faults in 28 d, fleet", "n0")]
     assert told == sorted(told)  # all are as likely by that rate: lemons stand first, then what has reasons
     assert "lemon" in text_of(made)
+    assert "2 of them on GPU-056ecf9a " in text_of(made)  # the whole one is its title
+    assert of_gpu in markup(made)
 
 
 # --- the application without a browser ----------------------------------------------------------------------------
