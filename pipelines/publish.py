@@ -241,9 +241,15 @@ def remap_states(store: Store, cluster: str, now: datetime) -> pl.DataFrame:
 
 
 def node_risks(rows: pl.DataFrame, gpus: pl.DataFrame | None = None) -> list[NodeRisk]:
-    """The published shape of rows of `out_node_risks`, with those of `out_gpu_risks`."""
+    """The published shape of rows of `out_node_risks`, with those of `out_gpu_risks`.
+
+    GPUs of a node stand by their probability; among equals, as the long-run rate gives them, those with the most faults
+    stand first.
+    """
     of_nodes: dict[str, list[GpuRisk]] = {}
-    for row in gpus.sort("p_24h", descending=True).iter_rows(named=True) if gpus is not None else ():
+    faults = pl.col("reasons").str.extract(r"^(\d+) fault").cast(pl.Int64).fill_null(0)
+    by = ["p_24h", faults, "gpu_uuid"]
+    for row in gpus.sort(by, descending=[True, True, False]).iter_rows(named=True) if gpus is not None else ():
         risk = GpuRisk(row["gpu_uuid"], row["p_1h"], row["p_24h"], row["p_7d"], _reasons(row["reasons"]))
         of_nodes.setdefault(row["node"], []).append(risk)
     return [

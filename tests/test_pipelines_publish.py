@@ -178,6 +178,22 @@ def test_node_risks_become_the_published_shape():
     assert (risk.p_24h, risk.reasons, risk.is_climatology) == (0.2, ["XID 48", "ECC"], True)
 
 
+def test_gpus_that_are_as_likely_stand_by_their_faults() -> None:
+    rate = {"node": "n1", "p_1h": 0.001, "p_24h": 0.01, "p_7d": 0.06, "model_version": "baseline:climatology"}
+    rows = pl.DataFrame([{"cluster": "alpha", "reasons": "", **rate}])
+    told = {
+        "a": "1 fault in 28 d",
+        "b": "2 faults in 28 d",
+        "c": "remap pending",
+        "d": "18 faults in 28 d; remap pending",
+    }
+    gpus = pl.DataFrame([{**rate, "gpu_uuid": uuid, "reasons": reasons} for uuid, reasons in told.items()])
+    likelier = gpus.with_columns(p_24h=pl.when(gpu_uuid="c").then(0.02).otherwise("p_24h"))
+    for of_gpus, order in ((gpus, "dbac"), (gpus.reverse(), "dbac"), (likelier, "cdba")):
+        [risk] = node_risks(rows, of_gpus)
+        assert "".join(gpu.gpu_uuid for gpu in risk.gpus) == order
+
+
 def test_forecasts_on_request_keep_what_they_know_and_take_in_what_is_new(store, settings, monkeypatch):
     queue = Queue(*many_jobs(60, START + timedelta(hours=4)))
     ingest_jobs(store, queue, "alpha", START)
