@@ -31,7 +31,7 @@ from models.onset_scores import brier, skill
 from models.onsets import Rows
 from models.trend import HORIZONS_S, TrendForecaster
 
-CLASSES = ("thermal_throttle", "nvlink_saturation", "memory_exhaustion")
+CLASSES = ("thermal_throttle", "power_throttle", "nvlink_saturation", "memory_exhaustion", "straggler")
 TRAINING = ACCEPTANCE.with_name("training.json")
 # Rows ahead of an onset and others that are kept to learn from, by tick: as many looks for any sampling.
 SHARES = {5.0: (0.5, 0.12), 15.0: (1.0, 0.35), 30.0: (1.0, 0.7)}
