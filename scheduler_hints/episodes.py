@@ -175,7 +175,9 @@ class Episodes:
         is_active = any(alarm.is_active for alarm in alarms)
         p = np.ones(len(HORIZONS_S))
         if not is_active:
-            p = np.max([alarm.scored.probabilities[alarm.row] for alarm in alarms], axis=0)
+            p = worst.scored.probabilities[worst.row]
+            if len(alarms) > 1:
+                p = np.max([alarm.scored.probabilities[alarm.row] for alarm in alarms], axis=0)
         first = int(np.flatnonzero(p >= min(self.threshold(name).publish, p[-1]))[0])
         onset = now + timedelta(seconds=max(expected_onset_s(p) - (now_s - worst.looked_s), 0.0))
         nodes = sorted({alarm.node for alarm in alarms if alarm.node is not None})

@@ -5,6 +5,9 @@ Here belongs what a row of features says; what several units have in common stan
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,12 +18,13 @@ from scheduler_hints.schema import HORIZONS_S
 
 def expected_onset_s(p: NDArray[np.float64]) -> float:
     """Seconds to the onset, given that it comes within the last horizon, from P by horizon."""
-    edges = np.array((0, *HORIZONS_S), dtype=np.float64)
-    mass = np.diff(np.concatenate(([0.0], p)))
-    total = mass.sum()
+    # In plain numbers: there are thousands of hints a tick, and four horizons are too few for arrays to pay.
+    mass = [later - sooner for sooner, later in pairwise((0.0, *p.tolist()))]
+    total = sum(mass)
     if total <= 0:
-        return float(edges[-1])
-    return round(float((mass * (edges[:-1] + edges[1:]) / 2).sum() / total), 1)
+        return float(HORIZONS_S[-1])
+    middles = [(sooner + later) / 2 for sooner, later in pairwise((0, *HORIZONS_S))]
+    return round(sum(part * middle for part, middle in zip(mass, middles, strict=True)) / total, 1)
 
 
 def reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
@@ -30,7 +34,7 @@ def reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
         for name in ("last", "slope_short", "gpu_temp_c_last", "nvlink_fill_ratio_last", "step_ratio_last",
                      "over_plateau_gib_last", "inlet_temp_c_last", "gpu_power_w_last", "sm_clock_hz_last")
     }  # fmt: skip
-    known = {name: not np.isnan(number) for name, number in value.items()}
+    known = {name: not math.isnan(number) for name, number in value.items()}
     per_min = value["slope_short"] * 60
     if block.bottleneck_class == "thermal_throttle":
         text = "at the slowdown limit" if is_active else f"{value['last']:.1f} °C below the slowdown limit"
