@@ -25,7 +25,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 HORIZONS_S = {"p_1h": HOUR_S, "p_24h": DAY_S, "p_7d": 7 * DAY_S}
-CLIMATOLOGY_VERSION = "baseline:climatology"
 BASELINES = ("climatology", "repeat_offender", "own_rate")
 FORMAT = 4
 MIN_FAULTS = 30  # fewer say nothing about recurrence

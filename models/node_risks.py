@@ -1,4 +1,4 @@
-"""Risks of nodes and GPUs at a moment, with reasons in words: the champion's where there is one, else climatology's.
+"""Risks of nodes and GPUs at a moment, with reasons in words: the champion's where there is one, else a rule's.
 
 Here belongs putting forecasts into rows of `out_node_risks` and `out_gpu_risks`, and ranking spares; not the forecaster
 (`models/node_failure.py`), not the signals of bad hardware (`models/lemons.py`), and no reading or writing of tables.
@@ -13,11 +13,13 @@ from datetime import UTC, datetime
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from features.xids import ACTIONS, XIDS, Xid
-from models.fault_history import HOUR_S, FaultHistory
+from models.fault_history import DAY_S, HOUR_S, FaultHistory
 from models.lemons import Lemon, lemons
-from models.node_failure import CLIMATOLOGY_VERSION, HORIZONS_S, NodeFailureForecaster, baseline
+from models.node_baseline import spoken_baseline
+from models.node_failure import HORIZONS_S, NodeFailureForecaster, baseline
 from models.recurrence import GPU_PRIOR
 from models.registry import Registry, RegistryError
 
@@ -56,7 +58,7 @@ def forecast_nodes(
     """Forecast every node of the inventory, and its GPUs that stand out.
 
     Args:
-        registry: The cluster's registry; None: climatology answers.
+        registry: The cluster's registry; None: a baseline answers, as without a champion.
         nodes: Rows of `core_nodes`.
         faults: Rows of `core_faults`; later ones than `now` change nothing.
         signs: Rows of `core_gpu_signs`, of 28 days at least; None: none known.
@@ -78,7 +80,8 @@ def forecast_nodes(
     at = np.full(len(codes), at_s)
     forecaster = _champion(registry)
     if forecaster is None:
-        p, version = baseline("climatology", history, codes, at), CLIMATOLOGY_VERSION
+        rule = spoken_baseline(history, at_s)
+        p, version = baseline(rule, history, codes, at), f"baseline:{rule}"
     else:
         p, version = forecaster.forecast(history, codes, at), forecaster.version
     asked = {code: ACTIONS[xid.action].lower() for code, xid in table.items()}
@@ -93,7 +96,9 @@ def forecast_nodes(
         pl.lit(version).alias("model_version"),
     )  # fmt: skip
     down = {name for name, is_down in zip(names, history.is_down(codes, at), strict=True) if is_down}
-    return Risks(_ranked(frame, nodes, down), _gpus(history, forecaster, judged, names, at_s, version))
+    rate = np.zeros(len(history.nodes))
+    rate[codes] = -np.log1p(-p[:, list(HORIZONS_S).index("p_24h")]) / DAY_S
+    return Risks(_ranked(frame, nodes, down), _gpus(history, forecaster, judged, names, at_s, version, rate))
 
 
 def sizes_of(nodes: pl.DataFrame) -> dict[str, int]:
@@ -117,8 +122,9 @@ def _ranked(frame: pl.DataFrame, nodes: pl.DataFrame, down: set[str]) -> pl.Data
 
 def _gpus(
     history: FaultHistory, forecaster: NodeFailureForecaster | None, judged: list[Lemon], names: list[str],
-    at_s: float, version: str,
+    at_s: float, version: str, rate: NDArray[np.float64],
 ) -> pl.DataFrame:  # fmt: skip
+    """Rows of GPUs that stand out; a rule gives each an equal part of its node's `rate`, faults per second by node."""
     own = set(names)
     rows = [
         (code, node, uuid, judged[node].gpu_words[uuid])
@@ -128,8 +134,8 @@ def _gpus(
     gpu = np.array([row[0] for row in rows], dtype=np.int64)
     at = np.full(len(gpu), at_s)
     if forecaster is None:
-        rate = history.fleet_rate(at) * GPU_PRIOR / history.gpus_per_node[history.gpu_node[gpu]]
-        p = -np.expm1(-rate[:, None] * np.array(list(HORIZONS_S.values())))
+        part = rate[history.gpu_node[gpu]] * GPU_PRIOR / history.gpus_per_node[history.gpu_node[gpu]]
+        p = -np.expm1(-part[:, None] * np.array(list(HORIZONS_S.values())))
     else:
         p = forecaster.forecast_gpus(history, gpu, at)
     return pl.DataFrame(
@@ -151,7 +157,7 @@ def _champion(registry: Registry | None) -> NodeFailureForecaster | None:
         if loaded.fallback_reason:
             _log.error("%s: %s serves in place of the champion: %s", TASK, loaded.version, loaded.fallback_reason)
     except RegistryError as error:
-        _log.error("%s: climatology serves, no champion can be used: %s", TASK, error)
+        _log.error("%s: a baseline serves, no champion can be used: %s", TASK, error)
         return None
     loaded.model.version = loaded.version
     return loaded.model

@@ -281,4 +281,4 @@ def test_a_damaged_champion_gives_way(tmp_path):
     report = train_node_failure(record, nodes_frame(names), registry, day(190))
     (tmp_path / "node_failure" / report.version / "node_failure.json").write_bytes(b"{}")
     rows = forecast_nodes(registry, nodes_frame(names), record, None, day(190)).nodes
-    assert set(rows["model_version"]) == {"baseline:climatology"}
+    assert set(rows["model_version"]) == {"baseline:own_rate"}

@@ -144,3 +144,24 @@ def test_published_risks_are_judged_by_what_came():
     ]  # fmt: skip
     assert not judge_risks(rows.clear(), record, begin, until).is_judged
     assert risk_words(judge_risks(rows.head(3), record, begin, until)) == []
+
+
+def test_without_a_model_the_rule_speaks_that_past_weeks_speak_for():
+    """A lemon among quiet nodes is told by its own rate, like nodes and short records by the fleet's."""
+    rng = np.random.default_rng(5)
+    lemon = [("n0", t, t + 0.2) for t in np.arange(1.0, 100.0, 2.5)]
+    others = [(f"n{i}", t, t + 0.2) for i in range(1, 40) for t in rng.uniform(0, 100, rng.poisson(0.5))]
+    like = [(f"n{rng.integers(40)}", t, t + 0.2) for t in rng.uniform(0, 100, 60)]
+    names = [f"n{i}" for i in range(40)]
+    told = forecast_nodes(None, nodes_frame(names), faults(lemon + others), None, day(100)).nodes
+    assert set(told["model_version"]) == {"baseline:own_rate"}
+    by = dict(told.select("node", "p_24h").iter_rows())
+    assert by["n0"] > 10 * np.median(list(by.values()))
+    assert (told["p_1h"] < told["p_24h"]).all()
+    same = forecast_nodes(None, nodes_frame(names), faults(like), None, day(100)).nodes
+    assert set(same["model_version"]) == {"baseline:climatology"}
+    few = forecast_nodes(None, nodes_frame(names), faults(lemon[:4]), None, day(12)).nodes
+    assert set(few["model_version"]) == {"baseline:climatology"}
+    # What comes later changes nothing.
+    later = forecast_nodes(None, nodes_frame(names), faults([*lemon, *others, ("n5", 101, 102)]), None, day(100)).nodes
+    assert later.equals(told)
