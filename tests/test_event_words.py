@@ -113,5 +113,5 @@ def test_one_column_and_quoted_marks_are_read_as_before(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("node\nn[1-3]\n")
     assert read_inventory(str(path)).height == 3
-    path.write_text('"ts","a;b"\n1,2\n')
+    path.write_text('"ts","a;b"\n2026-01-31T12:00:00Z,2\n')
     assert read_record(path, "telemetry").height == 1
