@@ -23,6 +23,7 @@ import cramjam
 import numpy as np
 
 from benchmarks.fleet import INTERVAL_S, PAGE, SLOTS, Fleet
+from benchmarks.protobuf import field, varint
 
 HORIZONS_S = (30, 60, 90, 120)
 SERIES = 1_000  # a request
@@ -35,21 +36,9 @@ LIMITS = {
 }  # fmt: skip
 
 
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
-def _field(tag: int, payload: bytes) -> bytes:
-    return bytes([tag]) + _varint(len(payload)) + payload
-
-
 def _samples(values: np.ndarray, times_ms: list[int]) -> np.ndarray:
     """Samples of some series as they stand in a request: bytes, shape (series, slots × 19)."""
-    stamps = [_varint(ms) for ms in times_ms]
+    stamps = [varint(ms) for ms in times_ms]
     width = len(stamps[0])
     assert {len(stamp) for stamp in stamps} == {width}
     out = np.empty((*values.shape, 2 + 9 + 1 + width), dtype=np.uint8)
@@ -82,8 +71,8 @@ def _fill(url: str, fleet: Fleet, at_s: float) -> None:
             body = []
             for gpu, samples in enumerate(part, first):
                 labels = (("UUID", uuids[gpu]), ("__name__", name), ("gpu", str(gpu % 8)), ("node", f"n{gpu // 8 + 1}"))
-                told = b"".join(_field(0x0A, _field(0x0A, k.encode()) + _field(0x12, v.encode())) for k, v in labels)
-                body.append(_field(0x0A, told + samples.tobytes()))
+                told = b"".join(field(0x0A, field(0x0A, k.encode()) + field(0x12, v.encode())) for k, v in labels)
+                body.append(field(0x0A, told + samples.tobytes()))
             packed = bytes(cramjam.snappy.compress_raw(b"".join(body)))
             with urllib.request.urlopen(
                 urllib.request.Request(f"{url}/api/v1/write", packed, head), timeout=120

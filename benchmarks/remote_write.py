@@ -26,6 +26,8 @@ from typing import Any
 import cramjam
 import numpy as np
 
+from benchmarks.protobuf import field, varint
+
 SIZES = (1_000, 10_000, 100_000)
 TICKS = 3
 INTERVAL_MS = 15_000
@@ -38,18 +40,6 @@ NAMES = (
     "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_NVLINK_TX_BYTES",
     "DCGM_FI_PROF_NVLINK_RX_BYTES",
 )  # fmt: skip
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
-def _field(tag: int, payload: bytes) -> bytes:
-    return bytes([tag]) + _varint(len(payload)) + payload
 
 
 def labels_of(gpu: int, name: str) -> dict[str, str]:
@@ -76,19 +66,19 @@ def _label_bytes(gpus: int) -> Iterator[tuple[str, bytes]]:
     for gpu in range(gpus):
         for name in NAMES:
             labels = labels_of(gpu, name).items()
-            yield name, b"".join(_field(0x0A, _field(0x0A, k.encode()) + _field(0x12, v.encode())) for k, v in labels)
+            yield name, b"".join(field(0x0A, field(0x0A, k.encode()) + field(0x12, v.encode())) for k, v in labels)
 
 
 def bodies(series: list[tuple[str, bytes]], ts_ms: int, seed: int) -> list[bytes]:
     """The requests of one tick."""
     values = np.random.default_rng(seed).uniform(1, 100, len(series)).round(1).tolist()
-    time_bytes = b"\x10" + _varint(ts_ms)
+    time_bytes = b"\x10" + varint(ts_ms)
     made = []
     for at in range(0, len(series), SENT):
         part = []
         for (name, labels), value in zip(series[at : at + SENT], values[at : at + SENT], strict=True):
             number = b"" if name in ZEROS else b"\x09" + struct.pack("<d", value)
-            part.append(_field(0x0A, labels + _field(0x12, number + time_bytes)))
+            part.append(field(0x0A, labels + field(0x12, number + time_bytes)))
         made.append(bytes(cramjam.snappy.compress_raw(b"".join(part))))
     return made
 

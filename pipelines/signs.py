@@ -17,7 +17,7 @@ from features.xids import fatal_faults
 from pipelines.derive import Derived
 from pipelines.settings import IngestSettings
 from pipelines.silences import MINUTES, read_silences
-from pipelines.spans import derived_from, settled_until, split
+from pipelines.spans import derived_span, split
 from pipelines.store import Reader, Store, Writer
 
 TABLE = "core_gpu_signs"
@@ -31,12 +31,11 @@ _COUNTERS = ("xid_last", "ecc_uncorrected_total", "remapped_rows_total", "nvlink
 
 def derive_signs(store: Store, cluster: str, settings: IngestSettings) -> Derived:
     """Bring `core_gpu_signs` up to the settled samples and the minutes made of them."""
-    settled, minutes = settled_until(store, cluster, settings), store.mark(cluster, MINUTES)
-    end = min(settled, minutes) if settled and minutes else None
-    begin = None if end is None else derived_from(store, cluster, TABLE, _STEP, end)
+    due = derived_span(store, cluster, settings, TABLE, MINUTES, _STEP)
+    if due is None:
+        return Derived()
+    begin, end = due
     report = Derived(0, begin)
-    if end is None or begin is None:
-        return report
     fatal = set(fatal_faults(settings.xids_fatal_too, settings.xids_not_fatal))
     for first, last in split(begin, end, _PIECE):
 

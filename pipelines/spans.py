@@ -64,6 +64,25 @@ def settled_until(store: Store, cluster: str, settings: IngestSettings) -> datet
     return None if mark is None else mark - timedelta(seconds=settings.overlap_s)
 
 
+def derived_span(
+    store: Store, cluster: str, settings: IngestSettings, name: str, source: str, step: timedelta
+) -> tuple[datetime, datetime] | None:
+    """What is due of a table that is made of samples and of another derived table; None: nothing is.
+
+    Args:
+        store: The store.
+        cluster: Name of the cluster.
+        settings: Of ingest.
+        name: The table, whose mark it goes on from.
+        source: The other derived table, which must be there too.
+        step: Grid on which the first span begins.
+    """
+    settled, made = settled_until(store, cluster, settings), store.mark(cluster, source)
+    end = min(settled, made) if settled and made else None
+    begin = None if end is None else derived_from(store, cluster, name, step, end)
+    return None if end is None or begin is None else (begin, end)
+
+
 def derived_from(store: Store, cluster: str, name: str, step: timedelta, before: datetime) -> datetime | None:
     """Where deriving goes on: its mark, else the first core sample there is; None: there is none before `before`."""
     mark = store.mark(cluster, name)

@@ -85,6 +85,7 @@ def unit_reason(block: FeatureBlock, row: int, *, is_active: bool) -> str:
         ]
         return ", ".join(part for part in parts if part)
     pending, idle = value("pending_gpu_num_last"), value("idle_gpu_num_last")
-    text = f"{pending or 0:.0f} GPUs wanted by waiting jobs, {idle or 0:.0f} idle"
+    wanted = "an unknown number of" if pending is None else f"{pending:.0f}"
+    text = f"{wanted} GPUs wanted by waiting jobs" + ("" if idle is None else f", {idle:.0f} idle")
     ago = value("since_short_min")
     return text + (f", last short {ago:.0f} min ago" if not is_active and ago is not None and ago < 1_440 else "")
