@@ -35,7 +35,7 @@ class FaultBacktestError(ValueError):
 
 
 def faults_of(record: pl.DataFrame) -> pl.DataFrame:
-    """Faults with start and end, from rows of `core_faults` or from a log of events.
+    """Faults with start and end, from rows of `core_faults` or from a log of events. Rows that come twice count once.
 
     Args:
         record: Either `node`, `start_time` and, where known, `end_time`, `kind`; or events: `node_id` (or `node`),
@@ -54,14 +54,16 @@ def faults_of(record: pl.DataFrame) -> pl.DataFrame:
         for name, dtype in (("end_time", pl.Datetime("us", "UTC")), ("kind", pl.String)):
             if name not in columns:
                 frame = frame.with_columns(pl.lit(None, dtype=dtype).alias(name))
-        return frame.drop_nulls(["node", "start_time"]).sort("node", "start_time")
+        return frame.drop_nulls(["node", "start_time"]).unique().sort("node", "start_time", "end_time", "kind")
     named = next((name for name in ("node_id", "node") if name in columns), None)
     if named is None or not {"event_time", "event_type"} <= columns:
         raise FaultBacktestError(
             f"faults need node and start_time, or node_id, event_time and event_type; they have "
             f"{', '.join(record.columns)}"
         )
-    rows = record.drop_nulls([named, "event_time"]).sort(named, "event_time", maintain_order=True)
+    told = [name for name in (named, "event_time", "event_type", "class") if name in columns]
+    rows = record.select(told).drop_nulls([named, "event_time"]).unique(maintain_order=True)
+    rows = rows.sort(named, "event_time", maintain_order=True)
     unknown = sorted(set(rows["event_type"].drop_nulls().unique().to_list()) - {*STARTS, *ENDS})
     if unknown:
         raise FaultBacktestError(f"event_type {unknown[0]!r} is unknown; known: {', '.join((*STARTS, *ENDS))}")

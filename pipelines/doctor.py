@@ -105,7 +105,8 @@ def check_source(settings: Settings, cluster: str, what: str) -> Iterator[Findin
     if what == "jobs" and chosen.jobs == "none":
         with closing(build_jobs(cluster, chosen, settings.state)) as inventory:
             nodes = len(inventory.live().nodes)
-        text = f"no scheduler is configured; {counted(nodes, 'node')} in the inventory"
+        without = "no scheduler is configured: no shortage, window or job is foreseen"
+        text = f"{without}; {counted(nodes, 'node')} in the inventory"
         yield Finding(f"{cluster} jobs", True, text)
         return
     build = build_telemetry if what == "telemetry" else build_jobs

@@ -8,6 +8,7 @@ shape, the file and what a silence covers; the routes stand in `silence_routes.p
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,10 @@ from scheduler_hints.errors import BadRequestError, NotFoundError, UnavailableEr
 from scheduler_hints.schema import Bottleneck, Scope
 from scheduler_hints.snapshot import write_atomically
 
+log = logging.getLogger(__name__)
+
 FILE = "silences.json"
+COPY = "silences.copy.json"  # the same once more, for when the file is damaged
 KEPT = timedelta(days=90)
 LONGEST = timedelta(days=366)
 MAX_SILENCES = 2_000
@@ -152,13 +156,24 @@ def silences_path(published: Path, cluster: str) -> Path:
 def read_silences(published: Path, cluster: str) -> list[Silence]:
     """All that are kept, over ones included; none where there is no file.
 
+    A damaged file is told in the log and its copy read: a hint that an operator has silenced is not offered again
+    because a disk lost a byte.
+
     Raises:
-        OSError: The file cannot be read; `msgspec.DecodeError` when it is damaged.
+        OSError: The file cannot be read; `msgspec.DecodeError` when it is damaged, and its copy as well or not there.
     """
+    path = silences_path(published, cluster)
     try:
-        return _file.decode(silences_path(published, cluster).read_bytes())
+        return _file.decode(path.read_bytes())
     except FileNotFoundError:
         return []
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        try:
+            silences = _file.decode(path.with_name(COPY).read_bytes())
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            raise msgspec.DecodeError(f"{path} is damaged, and so is {COPY}: {error}") from None
+        log.error("%s is damaged (%s); its copy is read. The next silence mends it", path, error)
+        return silences
 
 
 def add_silence(published: Path, asked: SilenceRequest, who: str, now: datetime) -> Silence:
@@ -219,7 +234,9 @@ def _change(published: Path, cluster: str, now: datetime, change: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{FILE}.lock"), timeout=_LOCK_TIMEOUT_S):
             kept = [silence for silence in read_silences(published, cluster) if silence.until > now - KEPT]
-            write_atomically(path, msgspec.json.encode(change(kept)))
+            data = msgspec.json.encode(change(kept))
+            write_atomically(path, data)
+            write_atomically(path.with_name(COPY), data)
     except Timeout:
         raise UnavailableError("silences_busy", "silences are being written; try again") from None
     except (OSError, msgspec.DecodeError) as error:
@@ -253,6 +270,7 @@ class SilenceBook:
             self._silences, self._seen, self.problem = [], None, None
         except (OSError, msgspec.DecodeError) as error:
             self.problem = f"silences cannot be read: {error}"
+            self._seen = None
         return [silence for silence in self._silences if silence.is_active(now)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from features import metrics
+from features.classes import HINT_CLASSES
 from features.identity import board_facts
 from pipelines.sources.metric_findings import metrics_findings
 from tests.test_cases_gpu import Read, over_time, read
@@ -127,13 +128,29 @@ def test_advice_names_metrics_of_the_exporter_that_is_there() -> None:
     smi = said("nvidia_smi_utilization_gpu_ratio", "nvidia_smi_temperature_gpu")
     assert "DCGM" not in smi["memory_exhaustion"] + smi["thermal_throttle"]
     assert smi["memory_exhaustion"] == (
-        "fb_used_bytes is missing: enable nvidia_smi_memory_used_bytes in nvidia_gpu_exporter"
+        "not foreseen: fb_used_bytes is missing: enable nvidia_smi_memory_used_bytes in nvidia_gpu_exporter"
     )
     assert "nvidia_gpu_exporter cannot tell it; DCGM_FI_" in smi["nvlink_saturation"]
     amd = said("gpu_gfx_activity", "gpu_xgmi_link_tx", "gpu_junction_temperature")
-    assert amd.keys() == {"thermal_throttle", "power_throttle", "memory_exhaustion"}, "links are summed up"
+    others = {"host_memory", "fabric_congestion", "straggler"}
+    assert amd.keys() == {"thermal_throttle", "power_throttle", "memory_exhaustion"} | others, "links are summed up"
     assert "enable gpu_used_vram in device-metrics-exporter" in amd["memory_exhaustion"]
     assert "gpu_violation_" in amd["thermal_throttle"]
     both = said("gpu_gfx_activity", "DCGM_FI_DEV_GPU_UTIL")["memory_exhaustion"]
     assert "DCGM_FI_DEV_FB_USED in dcgm-exporter or gpu_used_vram in device-metrics-exporter" in both
     assert said("up") == {"metrics": said("up")["metrics"]}
+
+
+def test_every_class_says_what_it_lacks_and_one_way_to_it_suffices() -> None:
+    bare = said("DCGM_FI_DEV_GPU_UTIL")
+    assert bare.keys() == set(HINT_CLASSES) - {"shortage"}, "shortage is foreseen from the queue"
+    assert "DCGM_FI_DEV_GPU_UTIL" not in "".join(bare.values())
+    assert "node_memory_MemAvailable_bytes of node_exporter can" in bare["host_memory"]
+    assert "weatherglass_own_step_time_seconds of weatherglass can" in bare["straggler"]
+    found = list(metrics_findings(dict.fromkeys(["DCGM_FI_DEV_GPU_UTIL"], 8), metrics.DEFAULT))
+    assert {is_well for name, is_well, _ in found if name in HINT_CLASSES} == {None}, "warnings: the rest works"
+    gpu = "DCGM_FI_DEV_GPU_UTIL"
+    assert "fabric_congestion" not in said(gpu, "node_infiniband_np_cnp_packets_sent_total")
+    assert "fabric_congestion" in said(gpu, "node_infiniband_port_data_transmitted_bytes_total"), "no speed, no load"
+    assert "host_memory" not in said(gpu, "node_vmstat_oom_kill")
+    assert "straggler" not in said(gpu, "weatherglass_step_time_seconds")

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from features.classes import HINT_CLASSES
 from features.cleaning import REASONS
 from features.vocabulary import conform
 from models.registry import Registry
@@ -434,8 +435,9 @@ def test_doctor_warns_of_what_works_and_is_worth_a_look(run, tmp_path, free_port
     lines = run("doctor", config=config).stdout.splitlines()
     assert any(line.startswith("warn  a telemetry: reachable ") and "3 of 4 targets answer" in line for line in lines)
     assert any(line.startswith("warn  a jobs: recent ") and "weatherglass import jobs" in line for line in lines)
-    failed = len([line for line in lines if line.startswith("FAIL")])  # metrics that these pages lack
-    assert lines[-1] == f"{failed} to mend; 3 warnings."  # and there is no store yet
+    lacking = [line.split()[3] for line in lines if line.startswith("warn  a telemetry: ") and "not foreseen" in line]
+    assert set(lacking) == set(HINT_CLASSES) - {"shortage"}  # these pages tell a temperature and no more
+    assert lines[-1] == f"All is well; {3 + len(lacking)} warnings."  # and there is no store yet
 
 
 def test_ingest_says_what_it_left_out_in_words(run, tmp_path):

@@ -275,6 +275,9 @@ def test_faults_walk_forward_beside_their_baselines():
     assert 0 < report.value(top) <= report.value(top, "ceiling") <= 1
     paired = faults_of(record)
     assert faults_of(paired).equals(paired.sort("node", "start_time"))
+    twice = pl.concat([record, record.sample(fraction=0.5, seed=1)])
+    assert faults_of(twice).equals(paired), "a row that comes twice is one event"
+    assert faults_of(pl.concat([paired, paired.head(40)])).equals(faults_of(paired))
     with pytest.raises(FaultBacktestError, match="--nodes 3: the record names"):
         backtest_faults(record, nodes=3)
     with pytest.raises(FaultBacktestError, match="event_type 'odd' is unknown; known: fault_start"):

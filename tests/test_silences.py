@@ -23,6 +23,7 @@ from scheduler_hints.errors import ApiError, UnavailableError
 from scheduler_hints.nowcast_config import NowcastConfig
 from scheduler_hints.offers import held_out, is_drawn, may_act
 from scheduler_hints.silences import (
+    COPY,
     Silence,
     SilenceBook,
     add_silence,
@@ -136,6 +137,18 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path, changes: dict[str, An
     assert reply.status == status, reply.body
     assert words in reply.json()["error"]["message"]
     assert read_silences(tmp_path, "alpha") == []
+
+
+def test_a_damaged_file_does_not_offer_what_was_silenced(tmp_path: Path) -> None:
+    made = add_silence(tmp_path, decode_silence(json.dumps(asked()).encode(), NOW), "ada", NOW)
+    path = silences_path(tmp_path, "alpha")
+    for damage in (b"", b"[{", b"\xff\xfe", path.read_bytes()[:-9]):
+        path.write_bytes(damage)
+        started_again = SilenceBook(tmp_path, "alpha")
+        assert started_again.active(NOW + HOUR / 2) == [made], damage
+    more = add_silence(tmp_path, decode_silence(json.dumps(asked(node="n2")).encode(), NOW), "ada", NOW)
+    assert read_silences(tmp_path, "alpha") == [made, more]
+    assert msgspec.json.decode(path.read_bytes(), type=list[Silence]) == [made, more], "the file is whole again"
 
 
 def test_a_disk_that_refuses_or_a_damaged_file_is_said(tmp_path: Path) -> None:
@@ -268,6 +281,7 @@ def test_labels_under_a_silence_are_censored(tmp_path: Path, store: Store) -> No
     ]
     assert inside == [[False, True, False], [False, False, False]]
     silences_path(published, "alpha").write_text("{")
+    silences_path(published, "alpha").with_name(COPY).write_text("{")
     with pytest.raises(SourceError, match="silences cannot be read"):
         keep_silences(store, published, "alpha")
 

@@ -16,7 +16,7 @@ from features.metrics import MetricTable
 from pipelines.doctor_ports import bind_error
 from pipelines.progress import span
 from pipelines.sources import Fetched, Finding, SourceError
-from pipelines.sources.metric_findings import metric_gaps
+from pipelines.sources.metric_findings import metric_gaps, told_columns
 from pipelines.sources.remote_write_address import Address
 from pipelines.sources.remote_write_keeper import ReceiverState, read_receiver
 from pipelines.sources.remote_write_progress import IntakeState, read_state
@@ -146,18 +146,17 @@ def _metrics(
 ) -> Iterator[Finding]:
     now = datetime.now(UTC)
     try:
-        gpu = fetch(now - timedelta(seconds=max(120.0, 4 * interval_s)), now + timedelta(seconds=5)).gpu
+        fetched = fetch(now - timedelta(seconds=max(120.0, 4 * interval_s)), now + timedelta(seconds=5))
     except SourceError as error:  # pods of Kubernetes could not be asked for
         yield "metrics", False, str(error)
         return
-    columns = {name for name in gpu.columns if gpu[name].null_count() < len(gpu)}
-    gpus = gpu["gpu_uuid"].n_unique() if len(gpu) else 0
+    gpus = fetched.gpu["gpu_uuid"].n_unique() if len(fetched.gpu) else 0
     lacking = ""
     if not gpus:
         lacking = f": none of {len(table.by_name)} known metrics came lately; do write_relabel_configs drop them?"
     yield "metrics", gpus > 0, f"{counted(gpus, 'GPU')}{lacking}"
     if gpus:
-        yield from metric_gaps(columns)
+        yield from metric_gaps(told_columns(fetched))
 
 
 def sender_config(address: Address, table: MetricTable) -> str:

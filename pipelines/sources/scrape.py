@@ -25,7 +25,7 @@ from features.vocabulary import BOARD_FACTS, NODE_QUANTITIES, conform
 from pipelines.sources import Fetched, Finding, SourceError, empty_frame, gpu_frame, node_frame
 from pipelines.sources.exposition import ExpositionError, Page, parse_page
 from pipelines.sources.kubernetes_names import PodNames
-from pipelines.sources.metric_findings import metric_gaps
+from pipelines.sources.metric_findings import metric_gaps, told_columns
 from pipelines.sources.pages import Answer, PageReader
 from pipelines.sources.series import boards_at
 from pipelines.sources.spool import Spool
@@ -301,7 +301,6 @@ class ScrapeSource:
         elif dead:
             texts.append("are the exporters running, and are scrape_targets right?")
         findings: list[Finding] = [("reachable", is_well, "; ".join(texts))]
-        columns = {name for name in fetched.gpu.columns if fetched.gpu[name].null_count() < len(fetched.gpu)}
         gpus = fetched.gpu["gpu_uuid"].n_unique()
         lacking = (
             ""
@@ -310,7 +309,7 @@ class ScrapeSource:
         )
         findings.append(("metrics", gpus > 0, f"{counted(gpus, 'GPU')}{lacking}"))
         if gpus:
-            findings += metric_gaps(columns)
+            findings += metric_gaps(told_columns(fetched))
         findings.append(self._spool_finding())
         return findings
 
