@@ -14,12 +14,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pipelines.settings_checks import contradictions
 from pipelines.settings_files import broken_files, port_conflicts
 from pipelines.settings_hardware import HardwareSettings
-from pipelines.settings_reading import ENV_OTHER, ENV_PREFIX, SettingsError, explain, message, overlay, toml_fault
+from pipelines.settings_reading import (
+    ENV_OTHER,
+    ENV_PREFIX,
+    Section,
+    SettingsError,
+    explain,
+    message,
+    overlay,
+    toml_fault,
+)
 
 if TYPE_CHECKING:
     from features.metrics import MetricTable
@@ -30,17 +39,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
 Seconds = Annotated[float, Field(gt=0)]
 Days = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-class MetricSettings(_Section):
+class MetricSettings(Section):
     """What a metric of an exporter feeds; what is not given stays as it is, or as it is for a new metric."""
 
     column: str | None = Field(None, description="Registry column, as gpu_temp_c; empty: the metric is not read.")
@@ -54,7 +59,7 @@ class MetricSettings(_Section):
     kind: str | None = Field(None, description="How the value is meant: gauge, counter, rate_typed_counter, …")
 
 
-class Cluster(_Section):
+class Cluster(Section):
     """One cluster: where its samples and its jobs come from."""
 
     telemetry: Literal["scrape", "prometheus", "remote-write", "trace"] = Field(
@@ -139,7 +144,7 @@ class Cluster(_Section):
         return DEFAULT.overridden(own) if own else DEFAULT
 
 
-class StoreSettings(_Section):
+class StoreSettings(Section):
     """Where tables live and for how long."""
 
     url: str = Field("sqlite:{state_dir}/store/catalogue.sqlite", description="Catalogue: sqlite:PATH or postgres:DSN.")
@@ -158,7 +163,7 @@ class StoreSettings(_Section):
     history_days: Days = Field(1825, description="Jobs, faults, labels and scores are kept this long, days.")
 
 
-class IngestSettings(_Section):
+class IngestSettings(Section):
     """How windows are read."""
 
     window_s: Seconds = Field(300, description="Length of an ingest window, s.")
@@ -186,7 +191,7 @@ class IngestSettings(_Section):
         return limits
 
 
-class HintsSettings(_Section):
+class HintsSettings(Section):
     """What is published and how long it may be believed."""
 
     publish_probability: Probability = Field(0.5, description="Bottlenecks from this probability on are published.")
@@ -223,7 +228,7 @@ class HintsSettings(_Section):
         return asked
 
 
-class ApiSettings(_Section):
+class ApiSettings(Section):
     """The hints API."""
 
     host: str = Field("127.0.0.1", description="Address to listen on; anything but loopback needs tokens.")
@@ -232,7 +237,7 @@ class ApiSettings(_Section):
     insecure: bool = Field(False, description="Listen on other addresses without tokens.")
 
 
-class DashboardSettings(_Section):
+class DashboardSettings(Section):
     """The dashboards."""
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
@@ -240,7 +245,7 @@ class DashboardSettings(_Section):
     refresh_s: Seconds = Field(5, description="Pages refresh this often, s.")
 
 
-class DagsterSettings(_Section):
+class DagsterSettings(Section):
     """Dagster's web server."""
 
     enabled: bool = Field(True, description="Start Dagster with `weatherglass run`.")
@@ -249,7 +254,7 @@ class DagsterSettings(_Section):
     keep_runs_days: Days = Field(7, description="Runs and their event logs are kept this long, days.")
 
 
-class TrainingSettings(_Section):
+class TrainingSettings(Section):
     """Nightly retraining."""
 
     hour_utc: int = Field(2, ge=0, le=23, description="Hour of the nightly retraining, UTC.")
@@ -259,7 +264,7 @@ class TrainingSettings(_Section):
     telemetry_hours: Seconds = Field(48, description="Hours of samples that bottleneck models learn from.")
 
 
-class AgentSettings(_Section):
+class AgentSettings(Section):
     """The Slurm agent."""
 
     mode: Literal["advise", "reserve"] = Field("advise", description="advise: say it; reserve: do it.")
@@ -276,7 +281,7 @@ class AgentSettings(_Section):
     breaker_open_s: Seconds = Field(1800, description="How long the breaker stays open, s.")
 
 
-class SimulatorSettings(_Section):
+class SimulatorSettings(Section):
     """The simulated cluster of `weatherglass run` without a configuration, and of `weatherglass simulate`."""
 
     nodes: int = Field(32, ge=1, le=20_000, description="Nodes of 8 GPUs.")
@@ -291,7 +296,7 @@ class SimulatorSettings(_Section):
     )
 
 
-class Settings(_Section):
+class Settings(Section):
     """All of `weatherglass.toml`."""
 
     state_dir: str = Field("var", description="Folder of everything Weatherglass writes.")

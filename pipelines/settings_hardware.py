@@ -5,25 +5,22 @@ The catalogue and its disputes stand in `features/xids.py`; which codes are faul
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from features.xids import Action, Xid, overridden
+from pipelines.settings_reading import Section
 
 
-class XidSettings(BaseModel):
+class XidSettings(Section):
     """What a site says of one code; what is not given stays as in the catalogue."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     action: Action | None = Field(None, description="What to do at once.")
     is_fatal: bool | None = Field(None, description="The GPU does no work until somebody has acted: a hardware fault.")
     meaning: str | None = Field(None, min_length=1, description="In words.")
 
 
-class HardwareSettings(BaseModel):
+class HardwareSettings(Section):
     """What hardware says and what it means."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     xid: dict[str, XidSettings] = Field(
         {},

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 ENV_PREFIX = "WEATHERGLASS_"
 ENV_OTHER = {"WEATHERGLASS_CONFIG", "WEATHERGLASS_TRACES", "WEATHERGLASS_TOKEN", "WEATHERGLASS_DAGSTER_HOME"}
@@ -20,6 +20,33 @@ ENV_OTHER = {"WEATHERGLASS_CONFIG", "WEATHERGLASS_TRACES", "WEATHERGLASS_TOKEN",
 Location = tuple[Any, ...]
 Problem = tuple[Location, str]
 """Where a setting stands, and its value with what is wrong with it."""
+
+
+class Section(BaseModel):
+    """A section of the settings: nothing unknown in it, and no `true` or `false` where a number belongs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if _takes(annotation, int, float) and not _takes(annotation, bool) and _has_flag(value):
+            raise ValueError("true and false are no numbers")
+        return value
+
+
+def _takes(annotation: Any, *types: type) -> bool:
+    """Whether a type is, or is made of, one of some types. Sections in it look after themselves."""
+    return annotation in types or any(_takes(part, *types) for part in get_args(annotation))
+
+
+def _has_flag(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_flag(part) for part in value.values())
+    if isinstance(value, list | tuple):
+        return any(_has_flag(part) for part in value)
+    return isinstance(value, bool)
 
 
 class SettingsError(Exception):

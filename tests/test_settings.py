@@ -490,3 +490,21 @@ def test_a_class_may_be_published_from_a_probability_of_its_own():
     asked["hints"]["publish_by_class"] = {"heat": 0.7}
     with pytest.raises(SettingsError, match=r"no bottleneck class 'heat'; classes: thermal_throttle"):
         parse_settings(asked, {})
+
+
+@pytest.mark.parametrize(
+    ("section", "setting"),
+    [
+        ("hints", {"publish_by_class": {"thermal_throttle": True}}),
+        ("hints", {"window_confidence": True}),
+        ("api", {"port": True}),
+        ("ingest", {"limits": {"H100": {"slowdown_temp_c": True}}}),
+    ],
+)
+def test_true_is_no_number(section, setting):
+    (name,) = setting
+    with pytest.raises(SettingsError, match=rf"w.toml: {section}\.{name} = .*: true and false are no numbers"):
+        parse_settings({section: setting}, {}, "w.toml")
+    (variable,) = (f"WEATHERGLASS_{section}__{name}".upper(),)
+    with pytest.raises(SettingsError, match=f"{variable}: .*no numbers"):
+        parse_settings({}, {variable: "true" if not isinstance(setting[name], dict) else '{ "H100" = { a = true } }'})
