@@ -214,6 +214,7 @@ def run_api(settings: Settings, insecure: bool) -> None:
     """
     from pipelines.adapters import RuntimeForecasts
     from scheduler_hints.api import create_app
+    from scheduler_hints.extender import ExtenderConfig
     from scheduler_hints.server import serve
     from scheduler_hints.tokens import TokenStore, check_bind
 
@@ -233,6 +234,7 @@ def run_api(settings: Settings, insecure: bool) -> None:
             without_scheduler=without_scheduler,
             tokens=tokens,
             forecast_runtimes=forecaster,
+            extender=ExtenderConfig(settings.kubernetes.filter_probability, settings.kubernetes.filter_max_ratio),
         ),
         api.host,
         api.port,

@@ -264,6 +264,33 @@ class TrainingSettings(Section):
     telemetry_hours: Seconds = Field(48, description="Hours of samples that bottleneck models learn from.")
 
 
+class KubernetesSettings(Section):
+    """What kube-scheduler is told, and what the agent writes to nodes."""
+
+    filter_probability: Probability = Field(
+        0.8, description="The extender refuses a node on which trouble, or a fault within 1 h, is at least so likely."
+    )
+    filter_max_ratio: Probability = Field(
+        0.25, description="At most this share of the candidates of a pod is refused, the likeliest first; never all."
+    )
+    cluster: str = Field("", description="Cluster that the agent serves; empty: the only one.")
+    mode: Literal["advise", "annotate", "taint"] = Field(
+        "advise", description="advise: log what would be done; annotate nodes; taint: annotate, and taint as well."
+    )
+    kubeconfig: str = Field("", description="File of the agent's access; empty: that of the pod it runs in.")
+    period_s: Seconds = Field(15, description="Period of the agent, s.")
+    taint_effect: Literal["PreferNoSchedule", "NoSchedule"] = Field(
+        "PreferNoSchedule", description="What a taint does to pods that do not tolerate it; NoExecute is never used."
+    )
+    taint_probability: Probability = Field(
+        0.8, description="A node on which trouble, or a fault within 1 h, is at least so likely is tainted."
+    )
+    max_nodes_ratio: Probability = Field(0.05, description="At most this share of all nodes is tainted, one a rack.")
+    annotate_probability: Probability = Field(
+        0.1, description="Nodes on which trouble, or a fault within 24 h, is at least so likely are annotated."
+    )
+
+
 class AgentSettings(Section):
     """The Slurm agent."""
 
@@ -311,6 +338,7 @@ class Settings(Section):
     dagster: DagsterSettings = Field(default_factory=DagsterSettings)
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     slurm_agent: AgentSettings = Field(default_factory=AgentSettings)
+    kubernetes: KubernetesSettings = Field(default_factory=KubernetesSettings)
     simulator: SimulatorSettings = Field(default_factory=SimulatorSettings)
 
     @field_validator("clusters")
@@ -323,9 +351,9 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _agent_cluster(self) -> Settings:
-        name = self.slurm_agent.cluster
-        if name and name not in self.clusters:
-            raise ValueError(f"slurm_agent.cluster = {name!r}: no such cluster; clusters: {_names(self.clusters)}")
+        for section, name in (("slurm_agent", self.slurm_agent.cluster), ("kubernetes", self.kubernetes.cluster)):
+            if name and name not in self.clusters:
+                raise ValueError(f"{section}.cluster = {name!r}: no such cluster; clusters: {_names(self.clusters)}")
         return self
 
     @property

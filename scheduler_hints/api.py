@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from scheduler_hints.dispatch import Dispatcher, Gate
+from scheduler_hints.extender import ExtenderConfig
 from scheduler_hints.forecasts import Forecaster
 from scheduler_hints.metrics import Metrics
 from scheduler_hints.openapi import document
@@ -25,6 +26,7 @@ def create_app(
     forecast_runtimes: Forecaster | None = None,
     readiness: Callable[[], str | None] | None = None,
     store: ShardStore | None = None,
+    extender: ExtenderConfig | None = None,
 ) -> Dispatcher:
     """The hints API as an ASGI application.
 
@@ -41,11 +43,12 @@ def create_app(
             when it cannot.
         readiness: Why the process is not ready beyond what its shards say, or None.
         store: Another store of shards, for tests.
+        extender: When the Kubernetes extender refuses a node.
     """
     store = store or ShardStore(published, clusters, without_scheduler=without_scheduler)
     if tokens is not None:
         store.also(tokens.refresh)
     gate = Gate(store, tokens)
     metrics = Metrics(store)
-    routes = Routes(gate, metrics, document, forecast_runtimes, readiness)
+    routes = Routes(gate, metrics, document, forecast_runtimes, readiness, extender)
     return Dispatcher(store, gate, metrics, routes.application())

@@ -18,8 +18,10 @@ from scheduler_hints.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from scheduler_hints.extender import FilterResult, HostPriority
 from scheduler_hints.forecasts import ForecastRequest, RuntimeForecast, RuntimeForecasts
 from scheduler_hints.memory_estimates import MemoryEstimate, MemoryRequest, answer_memory
+from scheduler_hints.openapi_extender import extender_paths
 from scheduler_hints.openapi_parts import BODY_ERRORS, errors_of, json_of, mark_times, parameter_of
 from scheduler_hints.openapi_silences import silence_paths
 from scheduler_hints.progress import ProgressKept, ProgressRequest
@@ -137,6 +139,7 @@ def document() -> bytes:
     types = [
         *_LIST_TYPES.values(), JobAnswer, Status, RuntimeForecasts, ForecastRequest, ErrorBody, Alive, Ready,
         MemoryRequest, MemoryEstimate, ProgressRequest, ProgressKept, SilenceRequest, Silence, SilenceList,
+        FilterResult, HostPriority,
     ]  # fmt: skip
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     mark_times(
@@ -155,7 +158,7 @@ def document() -> bytes:
         ],
     )
     names = ["job", "status", "forecasts", "request", "error", "alive", "ready", "memory_request", "memory"]
-    names += ["progress", "kept", "silence_request", "silence", "silences"]
+    names += ["progress", "kept", "silence_request", "silence", "silences", "filter", "priority"]
     of = dict(zip([*_LIST_TYPES, *names], schemas, strict=True))
     paths: dict[str, Any] = {}
     for kind, summary in _SUMMARIES.items():
@@ -212,6 +215,7 @@ def document() -> bytes:
         }
     }
     paths |= silence_paths(of, _AT)
+    paths |= extender_paths(of)
     for path, schema, summary, errors in (
         ("/healthz", of["alive"], "The process is alive", []),
         ("/readyz", of["ready"], "At least one shard is fresh; says why not", [UnavailableError]),

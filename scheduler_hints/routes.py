@@ -29,6 +29,8 @@ from scheduler_hints.errors import (
     UnsupportedMediaError,
     encode_error,
 )
+from scheduler_hints.extender import ExtenderConfig
+from scheduler_hints.extender_routes import ExtenderRoutes
 from scheduler_hints.forecasts import Forecaster, Forecasts, answer_forecast, decode_request
 from scheduler_hints.memory_estimates import answer_memory, decode_memory_request
 from scheduler_hints.metrics import CONTENT_TYPE, Metrics
@@ -64,8 +66,10 @@ class Routes:
         document: Callable[[], bytes],
         forecast_runtimes: Forecaster | None,
         readiness: Callable[[], str | None] | None,
+        extender: ExtenderConfig | None = None,
     ) -> None:
         self.gate = gate
+        self.extender = extender
         self.store = gate.store
         self.metrics = metrics
         self.document = document
@@ -85,6 +89,7 @@ class Routes:
                 Route("/v1/memory-estimates", self.memory_estimates, methods=["POST"]),
                 Route("/v1/progress", self.progress, methods=["POST"]),
                 *SilenceRoutes(self.gate, _body, _Json).routes(),
+                *ExtenderRoutes(self.gate, _body, self.extender).routes(),
                 Route("/healthz", self.healthz, methods=get),
                 Route("/readyz", self.readyz, methods=get),
                 Route("/metrics", self.prometheus, methods=get),
@@ -168,30 +173,30 @@ class Routes:
         return _Json(await run_in_threadpool(keep_progress, self.store.published, cluster, sent.rows, now))
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
     """The body, bounded in size and time."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise UnsupportedMediaError("unsupported_media_type", f"Content-Type {kind!r}; send application/json")
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
-        raise _too_large()
+    if declared.isdigit() and int(declared) > most:
+        raise _too_large(most)
     parts: list[bytes] = []
     size = 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 size += len(part)
-                if size > MAX_BODY_BYTES:
-                    raise _too_large()
+                if size > most:
+                    raise _too_large(most)
                 parts.append(part)
     except TimeoutError:
         raise BodyTimeoutError("body_timeout", f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
     return b"".join(parts)
 
 
-def _too_large() -> BodyTooLargeError:
-    return BodyTooLargeError("body_too_large", f"the body has more than {MAX_BODY_BYTES} bytes")
+def _too_large(most: int) -> BodyTooLargeError:
+    return BodyTooLargeError("body_too_large", f"the body has more than {most} bytes")
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
