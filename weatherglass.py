@@ -588,6 +588,31 @@ def slurm_agent_release() -> None:
     release_leases(_settings())
 
 
+@cli.group(
+    "kubernetes-agent", invoke_without_command=True, epilog=_example("weatherglass kubernetes-agent --mode annotate")
+)
+@click.option("--mode", type=click.Choice(["advise", "annotate", "taint"]), help="Overrides kubernetes.mode.")
+@click.option("--once", is_flag=True, help="One round, then stop.")
+@click.pass_context
+def kubernetes_agent(ctx: click.Context, mode: str | None, once: bool) -> None:
+    """Follow the hints on a Kubernetes cluster.
+
+    In `advise` mode it says what it would do; else it annotates nodes, and in `taint` mode taints a few.
+    """
+    if ctx.invoked_subcommand is None:
+        from pipelines.compose import run_kubernetes_agent
+
+        run_kubernetes_agent(_settings(), mode, once)
+
+
+@kubernetes_agent.command("release", epilog=_example("weatherglass kubernetes-agent release"))
+def kubernetes_agent_release() -> None:
+    """Take every annotation and taint of the agent off."""
+    from pipelines.compose import release_marks
+
+    release_marks(_settings())
+
+
 @cli.group(cls=_Group, epilog=_example("weatherglass models list"))
 def models() -> None:
     """Look at models, promote, roll back.

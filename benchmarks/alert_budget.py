@@ -2,7 +2,7 @@
 
 Frames of the simulator go through the real nowcast, tick by tick, with the built-in trend and with a model that was
 trained on another cluster; what is counted is what is published. Base rates are the simulator's assumptions
-(docs/simulator.md). `python -m benchmarks.alert_budget --nodes 128 --hours 24`; `--fault-free` leaves out every fault;
+(docs/simulator.md). `python -m benchmarks.alert_budget --nodes 128 --hours 24`; `--rates none` leaves out every fault;
 `--model FOLDER` keeps the trained model there, or takes the one that is there.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from features.conditions import CLASSES
 from models.bottleneck import HazardForecaster
 from models.trend import BottleneckForecaster, TrendForecaster
 from scheduler_hints.nowcast import Nowcast
@@ -81,7 +82,7 @@ def play(
     forecasters: Mapping[str, BottleneckForecaster],
     *,
     tick_s: float = 15.0,
-    is_fault_free: bool = False,
+    rates: str = "default",
     scale: float = 1.0,
     root: Path,
 ) -> tuple[dict[str, Count], list[dict[str, Any]], float, float]:
@@ -93,7 +94,7 @@ def play(
         seed: Seed of the cluster.
         forecasters: Name to forecaster; each has a nowcast of its own.
         tick_s: Exporters and ticks, s.
-        is_fault_free: Without disturbances and without hardware faults.
+        rates: Name of the base rates, of `simulator.rates.PRESETS`; none: without disturbances and hardware faults.
         scale: Multiplies the base rates.
         root: Where snapshots are published.
 
@@ -101,12 +102,11 @@ def play(
         Counts by name, ground truth, GPU-hours, share of the GPUs that had a job.
     """
     from simulator.cluster import SimulatedCluster
-    from simulator.events import Rates
+    from simulator.rates import PRESETS
 
-    rates = Rates(thermal=0, nvlink=0, memory=0, hot_aisle=0) if is_fault_free else Rates()
     cluster = SimulatedCluster(
         nodes=nodes, seed=seed, start=START - timedelta(days=LEAD_D), tick_s=tick_s, gpu_model=MODEL, cluster=CLUSTER,
-        fault_scale=0.0 if is_fault_free else scale, rates=rates,
+        fault_scale=0.0 if rates == "none" else scale, rates=PRESETS[rates](),
     )  # fmt: skip
     cluster.advance_jobs(START)
     names = cluster.topology.node_names
@@ -159,15 +159,15 @@ def right(count: Count, truth: list[dict[str, Any]]) -> set[str]:
 
 
 def events(truth: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    """What befell the cluster: class and event of conditions that came true."""
-    return {(row["class"], row["event"]) for row in truth if row["onset"] is not None}
+    """What befell GPUs of the cluster: class and event of conditions that came true."""
+    return {(row["class"], row["event"]) for row in truth if row["onset"] is not None and row["class"] in CLASSES}
 
 
 def caught(count: Count, truth: list[dict[str, Any]]) -> set[tuple[str, str]]:
     """Events that some hint told of."""
     found = set()
     for row in truth:
-        if row["onset"] is None or (row["class"], row["event"]) in found:
+        if row["onset"] is None or row["class"] not in CLASSES or (row["class"], row["event"]) in found:
             continue
         for name, (last, seen) in count.last.items():
             first = count.first[name]
@@ -181,18 +181,13 @@ def caught(count: Count, truth: list[dict[str, Any]]) -> set[tuple[str, str]]:
     return found
 
 
-def trained(folder: Path | None, nodes: int = 48, hours: float = 12.0, seed: int = 11) -> HazardForecaster:
-    """A model learned on another cluster with 30 times the base rates, kept in `folder` where one is given."""
-    from benchmarks.bottleneck import BOOK, simulate
-    from features.conditions import CLASSES
-    from models.onsets import course, sample_rows
+def trained(folder: Path | None, cache: Path | None = None) -> HazardForecaster:
+    """The model of `benchmarks.bottleneck`, learned on the clusters of `training.json`; kept in `folder` if given."""
+    from benchmarks.bottleneck import fit
 
     if folder is not None and folder.is_dir() and any(folder.iterdir()):
         return HazardForecaster.from_files({path.name: path.read_bytes() for path in folder.iterdir()}, "trained")
-    history, jobs, _ = simulate(seed, nodes, hours, 15.0, 30.0)
-    begin, end = float(history.ts.min()), float(history.ts.max())
-    rows = {name: sample_rows(history, course(history, name, BOOK, None, jobs), begin, end, seed=1) for name in CLASSES}
-    model = HazardForecaster.fit(rows, seed=1, threads=1)
+    model, _, _ = fit(cache, threads=1)
     model.version = "trained"
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -228,18 +223,19 @@ def main(
     hours: float = 6.0,
     seed: int = 21,
     *,
-    is_fault_free: bool = False,
+    rates: str = "default",
     scale: float = 1.0,
     model: Path | None = None,
+    cache: Path | None = None,
     has_model: bool = True,
 ) -> list[dict[str, Any]]:
     """Rows of the benchmark."""
     forecasters: dict[str, BottleneckForecaster] = {"trend": TrendForecaster()}
     if has_model:
-        forecasters["model"] = trained(model)
+        forecasters["model"] = trained(model, cache)
     with tempfile.TemporaryDirectory() as root:
         counts, truth, gpu_hours, busy = play(
-            nodes, hours, seed, forecasters, is_fault_free=is_fault_free, scale=scale, root=Path(root)
+            nodes, hours, seed, forecasters, rates=rates, scale=scale, root=Path(root)
         )  # fmt: skip
     rows = [
         _row("GPU-hours watched", gpu_hours, ""),
@@ -247,7 +243,7 @@ def main(
         _row("events per 10,000 GPUs and hour", len(events(truth)) / (gpu_hours / 10_000), ""),
     ]
     for name, count in counts.items():
-        rows += report(name, count, truth, gpu_hours, is_fault_free=is_fault_free)
+        rows += report(name, count, truth, gpu_hours, is_fault_free=rates == "none")
     return rows
 
 
@@ -264,13 +260,14 @@ if __name__ == "__main__":
     parser.add_argument("--hours", type=float, default=6.0)
     parser.add_argument("--seed", type=int, default=21)
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the base rates")
-    parser.add_argument("--fault-free", action="store_true")
+    parser.add_argument("--rates", choices=("default", "every-class", "published", "none"), default="default")
     parser.add_argument("--no-model", action="store_true")
-    parser.add_argument("--model", type=Path)
+    parser.add_argument("--model", type=Path, help="folder of the trained model; made where it is missing")
+    parser.add_argument("--cache", type=Path, help="folder of simulated clusters to train on")
     asked = parser.parse_args()
     for row in main(
-        asked.nodes, asked.hours, asked.seed, is_fault_free=asked.fault_free, scale=asked.scale, model=asked.model,
-        has_model=not asked.no_model,
+        asked.nodes, asked.hours, asked.seed, rates=asked.rates, scale=asked.scale, model=asked.model,
+        cache=asked.cache, has_model=not asked.no_model,
     ):  # fmt: skip
         mark = {True: "met", False: "NOT met", None: ""}[row["met"]]
         print(f"{row['name']:<60} {row['value']:>10.3f} {row['unit']:<3} {row['goal']:<8} {mark}".rstrip(), flush=True)

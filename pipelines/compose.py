@@ -294,6 +294,64 @@ def run_slurm_agent(settings: Settings, mode: str | None, once: bool) -> None:
     run(agent, settings.slurm_agent.period_s, _stop_event())
 
 
+def run_kubernetes_agent(settings: Settings, mode: str | None, once: bool) -> None:
+    """Follow the hints on one Kubernetes cluster until SIGTERM."""
+    from scheduler_hints.kubernetes_agent import run
+
+    agent = build_kubernetes_agent(settings, mode)
+    if once:
+        agent.step()
+        print(f"{agent.cluster}: {agent.in_words()}")
+        return
+    run(agent, settings.kubernetes.period_s, _stop_event())
+
+
+def build_kubernetes_agent(settings: Settings, mode: Any = None) -> Any:
+    """The Kubernetes agent of the settings.
+
+    Raises:
+        SettingsError: No cluster is chosen.
+        CommandError: There is no access to the cluster.
+    """
+    from pipelines.adapters import api_url
+    from scheduler_hints.client import HintsClient
+    from scheduler_hints.kubernetes_agent import KubernetesAgent, Marks, fetch_from
+    from scheduler_hints.kubernetes_nodes import KubernetesError, KubernetesNodes
+    from scheduler_hints.slurm_audit import Ledger, jsonl_audit
+
+    wanted = settings.kubernetes
+    name = one_cluster(settings, wanted.cluster or None)
+    try:
+        nodes = KubernetesNodes(wanted.kubeconfig, wanted.rack_label)
+    except KubernetesError as error:
+        raise CommandError(str(error)) from error
+    client = HintsClient(api_url(settings), token=os.environ.get("WEATHERGLASS_TOKEN"))
+    audit = jsonl_audit(settings.state / "actions" / f"{name}.jsonl")
+    return KubernetesAgent(
+        name,
+        fetch_from(client, name),
+        nodes,
+        Ledger(name, audit, lambda: datetime.now(UTC), "kubernetes-agent"),
+        mode=mode or wanted.mode,
+        marks=Marks(wanted.annotate_probability, wanted.taint_probability, wanted.taint_effect, wanted.max_nodes_ratio),
+    )
+
+
+def release_marks(settings: Settings) -> None:
+    """Take the agent's annotations and taints off every node.
+
+    Raises:
+        CommandError: The cluster cannot be asked.
+    """
+    from scheduler_hints.kubernetes_nodes import KubernetesError
+
+    try:
+        count = build_kubernetes_agent(settings).release()
+    except KubernetesError as error:
+        raise CommandError(str(error)) from error
+    print(f"marks of {count} nodes were taken off" if count else "no node has a mark")
+
+
 def release_leases(settings: Settings) -> None:
     """Remove every lease of the agent; those in which jobs run stay and end by themselves, and are named.
 

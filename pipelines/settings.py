@@ -279,6 +279,7 @@ class KubernetesSettings(Section):
     )
     kubeconfig: str = Field("", description="File of the agent's access; empty: that of the pod it runs in.")
     period_s: Seconds = Field(15, description="Period of the agent, s.")
+    rack_label: str = Field("topology.kubernetes.io/rack", description="Label of nodes that names their rack.")
     taint_effect: Literal["PreferNoSchedule", "NoSchedule"] = Field(
         "PreferNoSchedule", description="What a taint does to pods that do not tolerate it; NoExecute is never used."
     )

@@ -1,7 +1,7 @@
-"""The audit record of the Slurm agent: rows of out_actions, one a node, appended to a JSON Lines file.
+"""The audit record of the agents: rows of out_actions, one a node, appended to a JSON Lines file.
 
-Here belongs the shape of a row and how it reaches the file; not what is recorded (`slurm_agent.py`), and not the
-loading of the file into the store.
+Here belongs the shape of a row and how it reaches the file; not what is recorded (`slurm_agent.py`,
+`kubernetes_agent.py`), and not the loading of the file into the store.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def action_rows(
     hint_id: str = "",
     job_id: str = "",
     nodes: Iterable[str] = (),
+    actor: str = ACTOR,
     **detail: Any,
 ) -> list[dict[str, Any]]:
     """Rows of out_actions for one decision: one for each node; one with an empty node where there is none.
@@ -41,19 +42,20 @@ def action_rows(
         at: When, UTC.
         cluster: Where.
         action: `reserve`, `renew`, `release`, `used`, `ended`, `adopt`, `refuse`, `lost`, `breaker-open`, `no-hints`,
-            `hints-back`, `error`, `stop`.
+            `hints-back`, `error`, `stop`; of the Kubernetes agent `annotate`, `taint`, `release`.
         is_applied: It was carried out, not only advised.
         reason: Why, in words.
         hint_id: Id of the plan.
         job_id: The planned job.
         nodes: Nodes it is about.
+        actor: Who decided.
         **detail: Further facts; JSON types.
     """
     text = msgspec.json.encode(detail).decode() if detail else None
     row = {
         "ts": at,
         "cluster": cluster,
-        "actor": ACTOR,
+        "actor": actor,
         "action": action,
         "hint_id": hint_id,
         "node": "",
@@ -105,10 +107,17 @@ class Ledger:
         cluster: Name of the cluster.
         audit: Takes a row; raises OSError when it cannot keep it.
         clock: The moment, UTC.
+        actor: Who decides.
     """
 
-    def __init__(self, cluster: str, audit: Callable[[dict[str, Any]], None], clock: Callable[[], datetime]) -> None:
-        self._cluster, self._audit, self._clock = cluster, audit, clock
+    def __init__(
+        self,
+        cluster: str,
+        audit: Callable[[dict[str, Any]], None],
+        clock: Callable[[], datetime],
+        actor: str = ACTOR,
+    ) -> None:
+        self._cluster, self._audit, self._clock, self._actor = cluster, audit, clock, actor
         self._said: dict[str, str] = {}
         self._waiting: list[dict[str, Any]] = []
 
@@ -123,7 +132,9 @@ class Ledger:
         told = "".join(f"; {name}: {', '.join(map(str, sorted(fact))) if isinstance(fact, frozenset) else fact}"
                        for name, fact in facts.items())  # fmt: skip
         log.log(level, "%s%s: %s%s", action, "" if is_applied else " (not applied)", reason, told)
-        rows = action_rows(self._clock(), self._cluster, action, is_applied=is_applied, reason=reason, **facts)
+        rows = action_rows(
+            self._clock(), self._cluster, action, is_applied=is_applied, reason=reason, actor=self._actor, **facts
+        )
         self._waiting = (self._waiting + rows)[:_MAX_WAITING]
         self.flush()
 
@@ -147,6 +158,6 @@ class Ledger:
             try:
                 self._audit(self._waiting[0])
             except OSError as error:
-                log.error("the record of actions cannot be written, no lease is made meanwhile: %s", error)
+                log.error("the record of actions cannot be written, nothing is made meanwhile: %s", error)
                 return
             del self._waiting[0]
