@@ -31,7 +31,7 @@ TASKS = (
 
 
 JOB_BACKTESTS = ("runtime", "remaining", "wait", "failure")
-BACKTESTS = (*JOB_BACKTESTS, "bottleneck", "level", "faults")
+BACKTESTS = (*JOB_BACKTESTS, "bottleneck", "level", "faults", "idle")
 IMPORTS = ("sacct", "swf", "exposition", "prometheus-json", "jobs", "telemetry")
 
 
@@ -291,6 +291,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
         "weatherglass backtest bottleneck --timeline steps.parquet --class straggler --out report",
         "weatherglass backtest level --telemetry gpus.parquet --quantity gpu_power_w --out report",
         "weatherglass backtest faults --faults faults.parquet --nodes 400 --out report",
+        "weatherglass backtest idle --occupancy queues.parquet --out report",
     )
 )
 @click.argument("kind", metavar="KIND", type=click.Choice(BACKTESTS))
@@ -298,7 +299,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--telemetry", type=_FILE, help="Samples of GPUs, of level and bottleneck; of nodes or ports: their classes."
 )
-@click.option("--occupancy", type=_FILE, help="Running, pending and idle GPUs of queues, of shortage.")
+@click.option("--occupancy", type=_FILE, help="Running, pending and idle GPUs of queues, of shortage and idle.")
 @click.option("--timeline", type=_FILE, help="Operations of a job's ranks, of straggler where there is no telemetry.")
 @click.option("--faults", type=_FILE, help="Faults of nodes, of faults.")
 @click.option(
@@ -319,7 +320,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--refit-days",
     type=_Number(0.1, 3_650),
-    help="Days between fits (default: 7; of shortage one fit before the test).",
+    help="Days between fits (default: 7; of idle 1; of shortage one fit before the test).",
 )
 def backtest(
     kind: str,
@@ -340,8 +341,9 @@ def backtest(
 ) -> None:
     """Backtest forecasts on recorded files.
 
-    KIND is one of runtime, remaining, wait, failure (jobs), bottleneck, level, faults; no settings are needed. Learns
-    on the first 70 % of time and judges on the rest; jobs and faults walk forward, fitting on outcomes known by then.
+    KIND is one of runtime, remaining, wait, failure (jobs), bottleneck, level, faults, idle; no settings are needed.
+    Learns on the first 70 % of time and judges on the rest; jobs, faults and idle walk forward, fitting on outcomes
+    known by then.
     Writes predictions.parquet, report.json and report.html, and prints every figure beside those of the baselines.
     """
     files = {"telemetry": telemetry, "occupancy": occupancy, "timeline": timeline, "faults": faults}

@@ -64,7 +64,7 @@ class QueueHistory:
     """
 
     def __init__(self, occupancy: pl.DataFrame) -> None:
-        frame = _prepared(occupancy)
+        frame = prepared(occupancy)
         self.names = sorted(frame["queue"].unique().to_list())
         codes = {name: i for i, name in enumerate(self.names)}
         self.gpu = np.array([codes[name] for name in frame["queue"].to_list()], dtype=np.int64)
@@ -121,8 +121,12 @@ class QueueHistory:
         return np.column_stack([self.features[name][rows] for name in names]).astype(np.float32)
 
 
-def _prepared(occupancy: pl.DataFrame) -> pl.DataFrame:
-    """Sorted rows with the quantities that everything is made of."""
+def prepared(occupancy: pl.DataFrame) -> pl.DataFrame:
+    """Sorted rows with the quantities that everything is made of; an impossible count is null.
+
+    Raises:
+        OccupancyError: A column is missing, or there are no rows.
+    """
     missing = [name for name in NEEDED if name not in occupancy.columns]
     has_idle = "idle_gpu_num" in occupancy.columns
     if not has_idle:

@@ -26,7 +26,8 @@ from models.event_words import (
     subject_words,
 )
 
-_IN_TEXT = ("base_rate", "rows_with_onset", "average_precision", "auc", "brier", "mae", "coverage_80pct",
+_IN_TEXT = ("mae_gpus", "stays_rate", "offered", "offered_of_idle", "breached", "base_rate",
+            "rows_with_onset", "average_precision", "auc", "brier", "mae", "coverage_80pct",
             "top_5pct_share_of_faults")  # fmt: skip
 _AT_WORK = "GPUs at work"
 LEGEND = "↓ lower is better, ↑ higher, → what it should be"
@@ -41,7 +42,7 @@ def title(report: EventReport) -> str:
 def span(report: EventReport) -> str:
     """How much was judged, of which time, and until when was learned."""
     onsets = "" if report.onsets is None else f" with {report.onsets:,} onsets"
-    learned = "learned on the way" if report.kind == "faults" else "nothing was learned"
+    learned = "learned on the way" if report.kind in ("faults", "idle") else "nothing was learned"
     if report.train_end is not None:
         learned = f"learned until {report.train_end:%Y-%m-%d %H:%M}"
     units = f"{report.units:,} {report.unit}{'' if report.units == 1 else 's'}"

@@ -37,6 +37,11 @@ MEASURES: dict[str, Measure] = {
         "inside the 10–90 % interval", "share", "of outcomes inside the interval meant to hold 80 % of them",
         GOOD_COVERAGE,
     ),
+    "mae_gpus": Measure("error of the fewest idle, GPUs", "GPUs", "mean |median − what came|", "lower"),
+    "stays_rate": Measure("8 GPUs stayed idle", "share", "of windows that began with 8 or more", "–"),
+    "offered": Measure("windows offered", "share", "of those that began with 8 or more, at equal weight", "higher"),
+    "offered_of_idle": Measure("idle GPU-minutes offered", "share", "windows weighed by their idle GPUs", "higher"),
+    "breached": Measure("offered windows that broke", "share", "in which fewer than 8 were idle at a minute", "lower"),
     "top_5pct_share_of_faults": Measure(
         "faults on the 5 % of nodes said to be worst", "share", "of the faults of the weeks that followed", "higher"
     ),
@@ -46,6 +51,10 @@ _IN_UNIT_OF_QUANTITY = ("mae", "rmse", "pinball")
 # name: (head of a column, what it says)
 BASELINES: dict[str, tuple[str, str]] = {
     "persistence": ("stays as it is", "nothing changes: the newest value, or the state of now"),
+    "least_5min": ("least of 5 min", "the fewest idle in the last 5 minutes"),
+    "least_15min": ("least of 15 min", "the fewest idle in the last 15 minutes"),
+    "least_60min": ("least of 60 min", "the fewest idle in the last hour"),
+    "idle_only": ("idle alone", "how many are idle now, read through isotonic regression of the past"),
     "recent_mean": ("recent mean", "mean of the newest samples"),
     "ewma": ("EWMA", "mean of the past, weighed down with age"),
     "predict_linear": ("straight line", "a line through the newest minutes, carried on, as PromQL's predict_linear"),

@@ -1,8 +1,8 @@
-"""`weatherglass backtest {bottleneck,level,faults}`: recorded files through the protocol, no settings needed.
+"""`weatherglass backtest {bottleneck,level,faults,idle}`: recorded files through the protocol, no settings needed.
 
 Here belong which options go with which kind, reading the file and writing what comes out; not the protocols
-(`models/onset_backtest.py`, `models/level_backtest.py`, `models/fault_backtest.py`) and not the page
-(`dashboards/event_page.py`).
+(`models/onset_backtest.py`, `models/level_backtest.py`, `models/fault_backtest.py`, `models/idle_backtest.py`) and not
+the page (`dashboards/event_page.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from models.event_report import EventReport, finite
 from pipelines.progress import Progress
 from pipelines.separators import separator_of_file
 
-KINDS = ("bottleneck", "level", "faults")
+KINDS = ("bottleneck", "level", "faults", "idle")
 # Which files tell of a class; the first is the usual one.
 CLASSES: dict[str, tuple[str, ...]] = {
     "shortage": ("occupancy",),
@@ -70,7 +70,8 @@ def run_event_backtest(
         nodes: For `faults`: nodes there are, with those that never faulted.
         seed: Seed of every random choice: the same seed writes the same predictions.
         threads: Threads of a fit; they change nothing but the time.
-        refit_days: For `faults` and `shortage`: days between fits; None: a week, and one fit before the test.
+        refit_days: For `faults`, `shortage` and `idle`: days between fits; None: a week, one fit before the test, and a
+            day.
 
     Raises:
         EventBacktestError: Options do not fit together, or a file cannot be read.
@@ -83,7 +84,7 @@ def run_event_backtest(
     if path is None:
         subject = f" --class {bottleneck_class}" if bottleneck_class else ""
         raise EventBacktestError(f"backtest {kind}{subject} needs --{wanted} FILE")
-    subject = bottleneck_class or quantity or "node faults"
+    subject = bottleneck_class or quantity or {"idle": "idle GPUs"}.get(kind, "node faults")
     with Progress(f"backtest {kind}", "rows", part="part") as progress:
         progress.stage(f"reading {path.name}")
         frame = read_record(path, wanted)
@@ -106,6 +107,10 @@ def run_event_backtest(
                     step=progress.stage,
                     progress=_parts(progress),
                 )
+            elif kind == "idle":
+                from models.idle_backtest import backtest_idle
+
+                report = backtest_idle(frame, refit_days=refit_days, seed=seed, threads=threads, step=progress.stage)
             else:
                 report = _bottleneck(
                     frame, wanted, subject, horizons_s, gpu_model, refit_days, seed, threads, progress.stage
@@ -158,8 +163,8 @@ def _wanted_file(
     """Which file a kind reads."""
     if kind not in KINDS:
         raise EventBacktestError(f"no backtest {kind!r}; there are: {', '.join(KINDS)}")
-    if kind == "faults":
-        return "faults"
+    if kind in ("faults", "idle"):
+        return {"faults": "faults", "idle": "occupancy"}[kind]
     if kind == "level":
         if not quantity:
             raise EventBacktestError("backtest level needs --quantity NAME, a column of the telemetry, as gpu_power_w")
@@ -194,7 +199,7 @@ def _check_options(
         "--horizons": kind == "level" or bottleneck_class == "shortage",
         "--gpu-model": bottleneck_class in GPU_CLASSES and wanted == "telemetry",
         "--nodes": kind == "faults",
-        "--refit-days": kind == "faults" or bottleneck_class == "shortage",
+        "--refit-days": kind in ("faults", "idle") or bottleneck_class == "shortage",
     }
     given = {
         "--class": bottleneck_class, "--quantity": quantity, "--horizons": horizons_s, "--gpu-model": gpu_model,
