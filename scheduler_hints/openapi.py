@@ -40,6 +40,7 @@ from scheduler_hints.schema import (
     Quantiles,
     Reclaimable,
     ReservationPlan,
+    Spare,
     Window,
 )
 from scheduler_hints.silences import Silence, SilenceList, SilenceRequest
@@ -90,7 +91,8 @@ _ITEMS: dict[str, Any] = {
     "jobs": _JOB,
     "reservation-plans": ReservationPlan(
         "plan-4711", "alpha", "4711", "ada", None, ["n3", "n4"], _AT, _LATER, ["n7 is about to throttle"],
-        "the job starts on cool nodes", 28800,
+        "the job starts on cool nodes", 28800, "reserve", 0.72, 1.6, 1.152, 0.157,
+        [Spare("n3", 1, 0.002), Spare("n4", 2, 0.003)],
     ),
     "demand": DemandForecast(
         "alpha", "serve", "in_demand", "gpus", 24, _LATER, 21, 24, 30, 38, 45, 47, 52, 58, 40, 36,

@@ -228,8 +228,23 @@ class JobForecast(msgspec.Struct, frozen=True):
     mode_s: float | None = None
 
 
+class Spare(msgspec.Struct, frozen=True):
+    """A node held: its place among the cluster's spares (the best is 1) and P(fault within 24 h); null: not known."""
+
+    node: str
+    spare_rank: int | None
+    p_24h: float | None
+
+
 class ReservationPlan(msgspec.Struct, frozen=True):
-    """What to hold for whom, from when to when, and why."""
+    """What to hold for whom, from when to when, and why.
+
+    `action`: `reserve` for a job about to start, `migrate` for a running one: checkpoint, and go on on the spares.
+    `probability`: the trouble comes and would have hit the job. `saved_gpu_hours`: saved if it does; null where nobody
+    knows how long the job runs. `benefit_gpu_hours` = saved × probability; `cost_gpu_hours` = GPU-hours idle if it does
+    not × (1 − probability): no plan is published whose benefit is known to be less. `cost_if_wrong_gpu_s`: the most it
+    can cost, GPU-seconds of the whole hold. `spares`: the nodes, the best ranked first.
+    """
 
     id: str
     cluster: str
@@ -242,6 +257,12 @@ class ReservationPlan(msgspec.Struct, frozen=True):
     because: list[str]
     benefit: str
     cost_if_wrong_gpu_s: float
+    action: Literal["reserve", "migrate"] = "reserve"
+    probability: float | None = None
+    saved_gpu_hours: float | None = None
+    benefit_gpu_hours: float | None = None
+    cost_gpu_hours: float | None = None
+    spares: list[Spare] = []
 
 
 class Reclaimable(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_hints.plan_worth import hit
 from scheduler_hints.plans import PlanError, reservation_plans
 from scheduler_hints.schema import Bottleneck, JobForecast, NodeRisk, Quantiles, ReservationPlan
 from scheduler_hints.windows import backfill_windows
@@ -143,15 +145,17 @@ def test_start_is_known_from_plan_or_wait_forecast_too():
 
 def test_published_forecasts_serve_as_well_as_rows():
     quantiles = Quantiles(1, 2, 3, 400, 500, 600, 700, 800)
+    runtime = Quantiles(*(36 * value for value in (1, 2, 3, 400, 500, 600, 700, 800)))
     published = JobForecast(
         cluster="alpha", job_id="7", state="PENDING", user="ada", queue=None, nodes=1, gpus=8,
-        submit_time=after(-600), start_time=None, time_limit_s=None, node_list=[], runtime=quantiles, remaining=None,
+        submit_time=after(-600), start_time=None, time_limit_s=None, node_list=[], runtime=runtime, remaining=None,
         wait=quantiles, p_fail=None, p_start_60s=None, p_start_600s=None, p_start_3600s=None, reason=None,
         model_version="m", generated_at=after(-100),
     )  # fmt: skip
     nodes = node_frame(["alloc", "idle", "idle", "idle"])
     jobs = job_frame(pending("7", 1, user="ada"))
-    (plan,) = plans([hint("n1")], nodes, jobs, known=[published])
+    slow = hint(None, scope="rack", rack="r1", bottleneck_class="straggler", is_active=True)  # worth a hold
+    (plan,) = plans([slow], nodes, jobs, known=[published])
     assert plan.start == after(240)
     windows = backfill_windows(jobs, nodes, [published], NOW, 0.9, 60.0, cluster="alpha")
     assert windows[0].fits_jobs == ["7"]
@@ -204,6 +208,54 @@ def test_a_running_job_gets_spares_for_nodes_about_to_fail():
     assert plan.nodes == ["n3"]
     assert "requeued" in plan.benefit
     assert plans([], nodes, jobs, node_risks=[risk("n2", 0.3)]) == []
+
+
+def test_chance_of_a_hit_is_that_of_drawing_nodes():
+    for pool, ill, need in [(4, 1, 1), (6, 2, 3), (5, 0, 2), (3, 2, 2), (2, 2, 1)]:
+        draws = list(combinations(range(pool), need))
+        assert hit(pool, ill, need) == pytest.approx(sum(min(draw) < ill for draw in draws) / len(draws))
+
+
+def test_a_plan_says_what_it_saves_and_costs_and_is_none_where_it_costs_more():
+    nodes = node_frame(["idle"] * 4)
+    slow = hint(None, scope="rack", rack="r1", bottleneck_class="straggler", probability=0.8)
+    (plan,) = plans([slow], nodes, job_frame(SOON | {"time_limit_s": 1800}))
+    # One node of four, two of them slow: 0.8 × ½; half an hour of 8 GPUs, slowed by 0.3.
+    assert plan.probability == pytest.approx(0.4)
+    assert plan.saved_gpu_hours == pytest.approx(8 * 0.3 * 0.5)
+    assert plan.benefit_gpu_hours == pytest.approx(0.4 * 1.2)
+    assert plan.cost_gpu_hours == pytest.approx(0.6 * 8 * (0.9 * 60 + 0.1 * LEASE_S) / 3600)
+    assert plan.action == "reserve"
+    assert plans([slow], nodes, job_frame(SOON | {"time_limit_s": 300})) == [], "too short to be worth it"
+    (plan,) = plans([slow], nodes, job_frame(SOON))
+    assert plan.benefit_gpu_hours is None, "nobody knows how long it runs"
+
+
+def test_spares_are_taken_by_their_rank_and_said_with_it():
+    nodes = node_frame(["alloc", "alloc", "idle", "idle"])
+    jobs = job_frame(running("1", ["n1", "n2"], user="ada"))
+    good = [
+        msgspec.structs.replace(risk("n3", 0.1), spare_rank=9),
+        msgspec.structs.replace(risk("n4", 0.0), spare_rank=1),
+    ]
+    (plan,) = plans([], nodes, jobs, node_risks=[risk("n2", 0.7), *good])
+    assert plan.nodes == ["n4"]
+    assert [(spare.node, spare.spare_rank) for spare in plan.spares] == [("n4", 1)]
+    assert plan.action == "migrate"
+    # The whole gang waits when a node fails: as long as a lease, where no wait is foreseen.
+    assert plan.benefit_gpu_hours == pytest.approx(0.7 * 16 * LEASE_S / 3600)
+    waits = forecast_frame(forecast("5", "wait", (1, 2, 3, 60, 70, 80, 90, 95)))
+    assert plans([], nodes, jobs, node_risks=[risk("n2", 0.5)], known=waits) == [], "it waits a minute here"
+
+
+def test_a_queue_about_to_run_short_makes_plans_for_its_own_jobs():
+    nodes = node_frame(["idle"] * 4)
+    short = hint(None, bottleneck_class="shortage", scope="queue", unit="train", gpu_uuid=None, horizon_s=300)
+    two = SOON | {"job_id": "9", "nodes": 2, "gpus": 16, "queue": "train"}
+    (plan,) = plans([short], nodes, job_frame(SOON | {"queue": "other"}, two))
+    assert plan.job_id == "9"
+    assert plan.because == ["queue train runs short of GPUs within 300 s with probability 0.80 (hint bn-None)"]
+    assert "trouble" not in plan.benefit
 
 
 def test_wrong_arguments_are_named():
