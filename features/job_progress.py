@@ -19,7 +19,7 @@ FACTS: dict[str, pl.DataType | type[pl.DataType]] = {
     "step": pl.Int64, "max_steps": pl.Int64, "step_time_s": pl.Float64, "phase": pl.String,
     "reported_at": pl.Datetime("us", "UTC"), "gap_s": pl.Float64, "pace_s": pl.Float64, "slowdown_ratio": pl.Float64,
     "overhead_ratio": pl.Float64, "trained_s": pl.Float64, "still_s": pl.Float64, "longest_s": pl.Float64,
-    "restarts": pl.Int64, "silent_s": pl.Float64,
+    "restarts": pl.Int64, "silent_s": pl.Float64, "checkpoint_at": pl.Datetime("us", "UTC"),
 }  # fmt: skip
 
 
@@ -43,6 +43,7 @@ def progress_at(asked: pl.DataFrame, reports: pl.DataFrame) -> pl.DataFrame:
         - `trained_s`: what of the attempt these are measured over; `still_s`: since the counter last moved;
           `longest_s`: the longest it stood still before.
         - `restarts`: how often the counter fell. `silent_s`: since the newest report of any kind.
+        - `checkpoint_at`: time of the newest report of the phase `checkpoint`.
     """
     known_at = pl.col("known_at" if "known_at" in asked.columns else "moment").alias("known_at")
     keyed = asked.select("job_id", "start_time", "moment", known_at).with_row_index("row")
@@ -58,6 +59,7 @@ def progress_at(asked: pl.DataFrame, reports: pl.DataFrame) -> pl.DataFrame:
     newest = told.group_by("row").agg(
         _seconds(pl.col("moment").last() - pl.col("ts").last()).alias("silent_s"),
         pl.col("max_steps").drop_nulls().last(), pl.col("phase").drop_nulls().last(),
+        pl.col("ts").filter(pl.col("phase") == "checkpoint").last().alias("checkpoint_at"),
         pl.col("ts").last().alias("reported_at"), _seconds(pl.col("ts").unique().sort().diff()).median().alias("gap_s"),
     )  # fmt: skip
     found = keyed.select("row").join(newest, on="row", how="left").join(_pace(told), on="row", how="left")

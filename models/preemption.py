@@ -10,8 +10,10 @@ answer carries the bound of the fractional problem, below which no choice can lo
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -196,12 +198,8 @@ def _by_loss(way: Leaving) -> tuple[float, float]:
 
 def _soonest(ways: Sequence[Leaving], gpus: int) -> list[Leaving]:
     """The first ones to be free that are enough."""
-    picked: list[Leaving] = []
-    for way in sorted(ways, key=lambda way: (way.free_in_s, -way.gpus, way.job_id)):
-        if sum(one.gpus for one in picked) >= gpus:
-            break
-        picked.append(way)
-    return picked
+    order = sorted(ways, key=lambda way: (way.free_in_s, -way.gpus, way.job_id))
+    return order[: bisect_left(list(accumulate(way.gpus for way in order)), gpus) + 1]
 
 
 def _exact(sizes: Sequence[int], losses: Sequence[float], need: int) -> list[int]:

@@ -23,7 +23,9 @@ from scheduler_hints.forecasts import ForecastRequest, RuntimeForecast, RuntimeF
 from scheduler_hints.memory_estimates import MemoryEstimate, MemoryRequest, answer_memory
 from scheduler_hints.openapi_extender import extender_paths
 from scheduler_hints.openapi_parts import BODY_ERRORS, errors_of, json_of, mark_times, parameter_of
+from scheduler_hints.openapi_preemptions import preemption_paths
 from scheduler_hints.openapi_silences import silence_paths
+from scheduler_hints.preemptions import ClusterPreemption, PreemptionAnswer
 from scheduler_hints.progress import ProgressKept, ProgressRequest
 from scheduler_hints.queries import PARAMETERS, Parameter
 from scheduler_hints.schema import (
@@ -141,7 +143,7 @@ def document() -> bytes:
     types = [
         *_LIST_TYPES.values(), JobAnswer, Status, RuntimeForecasts, ForecastRequest, ErrorBody, Alive, Ready,
         MemoryRequest, MemoryEstimate, ProgressRequest, ProgressKept, SilenceRequest, Silence, SilenceList,
-        FilterResult, HostPriority,
+        FilterResult, HostPriority, PreemptionAnswer,
     ]  # fmt: skip
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     mark_times(
@@ -157,10 +159,11 @@ def document() -> bytes:
             RuntimeForecasts,
             ProgressKept,
             Silence,
+            ClusterPreemption,
         ],
     )
     names = ["job", "status", "forecasts", "request", "error", "alive", "ready", "memory_request", "memory"]
-    names += ["progress", "kept", "silence_request", "silence", "silences", "filter", "priority"]
+    names += ["progress", "kept", "silence_request", "silence", "silences", "filter", "priority", "preemption"]
     of = dict(zip([*_LIST_TYPES, *names], schemas, strict=True))
     paths: dict[str, Any] = {}
     for kind, summary in _SUMMARIES.items():
@@ -218,6 +221,7 @@ def document() -> bytes:
     }
     paths |= silence_paths(of, _AT)
     paths |= extender_paths(of)
+    paths |= preemption_paths(of, _AT)
     for path, schema, summary, errors in (
         ("/healthz", of["alive"], "The process is alive", []),
         ("/readyz", of["ready"], "At least one shard is fresh; says why not", [UnavailableError]),

@@ -170,13 +170,17 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class JobProgress(msgspec.Struct, frozen=True):
-    """What a running job last reported of itself. `step_time_s`: of the newest steps, the median."""
+    """What a running job last reported of itself. `step_time_s`: of the newest steps, the median.
+
+    `checkpoint_at`: when it last reported the phase `checkpoint`, within 12 hours; null: it did not.
+    """
 
     step: int | None
     max_steps: int | None
     step_time_s: float | None
     phase: str | None
     reported_at: datetime
+    checkpoint_at: datetime | None = None
 
 
 class JobForecast(msgspec.Struct, frozen=True):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime, timedelta
 from itertools import combinations
+from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from features.job_progress import progress_at
 from models.preemption import Candidate, PreemptionError, plan_preemption, time_to_free_s
+from scheduler_hints.api import create_app
+from scheduler_hints.reloader import ShardStore
+from scheduler_hints.schema import JobProgress
+from tests.hints_support import ask, job, publish
 
 CANDIDATES = st.lists(
     st.builds(
@@ -82,13 +90,13 @@ def test_no_choice_loses_less(jobs, gpus, within_s, below):
 def test_time_to_free_is_the_soonest_that_loses_no_work(jobs, gpus):
     def freed(by_s: float) -> int:
         total = 0
-        for job in jobs:
-            times = [job.ends_within_s, job.checkpoint_s if job.is_preemptible else None]
-            total += job.gpus if any(value is not None and value <= by_s for value in times) else 0
+        for one in jobs:
+            times = [one.ends_within_s, one.checkpoint_s if one.is_preemptible else None]
+            total += one.gpus if any(value is not None and value <= by_s for value in times) else 0
         return total
 
     found = time_to_free_s(jobs, gpus)
-    moments = {value for job in jobs for value in (job.ends_within_s, job.checkpoint_s) if value is not None}
+    moments = {value for one in jobs for value in (one.ends_within_s, one.checkpoint_s) if value is not None}
     assert found == min((moment for moment in moments if freed(moment) >= gpus), default=None)
 
 
@@ -123,3 +131,49 @@ def test_wrong_numbers_are_named():
         plan_preemption([job, job], 1, 60)
     with pytest.raises(PreemptionError, match="job 2"):
         plan_preemption([Candidate("2", 0, 60)], 1, 60)
+
+
+def test_the_api_names_jobs_and_what_is_lost(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    told = JobProgress(10, 100, 1.0, "train", now, now - timedelta(seconds=600))
+    hours = timedelta(hours=5)
+    publish(
+        tmp_path,
+        jobs=[
+            job("saver", state="RUNNING", gpus=8, start_time=now - hours, queue="low", remaining=None, progress=told),
+            job("fresh", state="RUNNING", gpus=8, start_time=now - timedelta(seconds=90), queue="low", remaining=None),
+            job("kept", state="RUNNING", gpus=64, start_time=now, queue="high", remaining=None),
+            job("waits", state="PENDING", gpus=64),
+        ],
+    )
+    store = ShardStore(tmp_path, ("alpha",))
+    app = create_app(tmp_path, (), store=store)
+    store.refresh()
+    answer = ask(app, "/v1/preemptions", "gpus=16&queue=low&checkpoint_s=60").json()
+    (found,) = answer["items"]
+    assert [(one["job_id"], one["way"], one["is_loss_known"]) for one in found["leaving"]] == [
+        ("saver", "checkpoint", True),
+        ("fresh", "stop", False),
+    ]
+    assert found["lost_gpu_hours"] == pytest.approx(8 * (60 + 90) / 3600, rel=0.05)
+    assert found["is_exact"]
+    assert found["graceful_in_s"] is None
+    assert 0 < answer["expires_in_s"] <= 60
+    assert ask(app, "/v1/preemptions", "gpus=80&queue=low").json()["items"][0]["short_gpus"] == 64
+    for query, words in (("gpus=0", "from 1 to"), ("gpus=8&node=a", "no parameter 'node'")):
+        refused = ask(app, "/v1/preemptions", query)
+        assert refused.status == 400
+        assert words in refused.json()["error"]["message"]
+
+
+def test_a_reported_checkpoint_is_the_newest_known_by_the_moment() -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    at = [start + timedelta(minutes=minute) for minute in range(6)]
+    reports = pl.DataFrame(
+        {
+            "job_id": "1", "ts": at, "rank": 0, "step": list(range(6)), "max_steps": 9, "step_time_s": 1.0,
+            "phase": ["train", "checkpoint", "train", "checkpoint", "train", "checkpoint"], "observed_at": at,
+        }
+    )  # fmt: skip
+    asked = pl.DataFrame({"job_id": ["1"], "start_time": [start], "moment": [start + timedelta(minutes=4, seconds=30)]})
+    assert progress_at(asked, reports)["checkpoint_at"].to_list() == [at[3]]
