@@ -256,6 +256,22 @@ def publish(cluster: str | None) -> None:
     publish_once(_settings(), cluster)
 
 
+@cli.command(epilog=_example("weatherglass idle", "weatherglass idle --cluster prod --gpus 64 --json"))
+@_cluster
+@click.option("--gpus", type=click.IntRange(1), default=8, show_default=True, help="How many are asked about.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def idle(cluster: str | None, gpus: int, as_json: bool) -> None:
+    """Show how many GPUs stay idle for the next 30 and 60 minutes.
+
+    Learns from the jobs of the last two weeks each time; 8 GPUs have a cut-off from which they may be offered.
+    """
+    from datetime import UTC, datetime
+
+    from pipelines.idle import print_idle
+
+    print_idle(_settings(), cluster, gpus, datetime.now(UTC), as_json=as_json)
+
+
 @cli.command(epilog=_example("weatherglass demand", "weatherglass demand --cluster prod"))
 @_cluster
 def demand(cluster: str | None) -> None:

@@ -64,9 +64,9 @@ class ClusterPreemption(msgspec.Struct, frozen=True):
     """What to stop on a cluster so that GPUs are free in time: `leaving`, those that lose least per GPU first.
 
     Gangs go whole. `short_gpus`: what lacks although every job that may leave does. `least_gpu_hours`: no choice can
-    lose less. `is_exact`: no other choice loses less. `graceful_in_s`: how soon so many GPUs can be free where every job that
-    leaves ends by itself or writes a checkpoint first; null: they never are. A job counts as ending by itself where it
-    does so with 90 %. Idle GPUs are not counted.
+    lose less. `is_exact`: no other choice loses less. `graceful_in_s`: how soon so many GPUs can be free where every
+    job that leaves ends by itself or writes a checkpoint first; null: they never are. A job counts as ending by itself
+    where it does so with 90 %. Idle GPUs are not counted.
     """
 
     cluster: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -13,6 +14,13 @@ import weatherglass
 from features.idle import IdleHistory
 from models import idle
 from models.idle import QUANTILES, IdleForecaster, IdleModelError, levels_of
+from pipelines.compose import CommandError
+from pipelines.idle import print_idle
+from pipelines.settings import parse_settings
+from tests.pipelines_world import START as WORLD_START
+from tests.pipelines_world import job, jobs_frame
+from tests.store_child import open_store
+from tests.windows_frames import node_frame
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTES = 4 * 1_440
@@ -129,3 +137,31 @@ def test_the_command_writes_figures_beside_rules_of_thumb(record, tmp_path, monk
                                                   "--out", str(tmp_path / "no")])  # fmt: skip
     assert wrong.exit_code == 2
     assert "--nodes does not go with backtest idle" in wrong.output
+
+
+def test_a_cluster_is_forecast_from_its_jobs_and_told_in_words(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(idle, "ROUNDS", 100)
+    settings = parse_settings({"state_dir": str(tmp_path / "state"), "clusters": {"alpha": {}}}, {})
+    rng = np.random.default_rng(2)
+    # Every hour 24 of 32 GPUs are taken for 20 minutes; a small job comes and goes at random.
+    rows = [job(f"h{i}", 3600 * i - 60, 3600 * i, 3600 * i + 1200, gpus=24) for i in range(24 * 5)]
+    rows += [job(f"s{i}", t, t, t + 600, gpus=1) for i, t in enumerate(rng.integers(0, 5 * 86_400, 100).tolist())]
+    nodes = node_frame(["idle"] * 4).with_columns(pl.lit(WORLD_START).alias("observed_at"))
+    with open_store(settings.state / "store") as store:
+        store.transact(lambda w: w.upsert("core_jobs", jobs_frame(rows)), purpose="test")
+        store.transact(lambda w: w.upsert("core_nodes", nodes), purpose="test")
+    now = WORLD_START + timedelta(days=4, minutes=23)  # the next taking is 37 minutes away
+    print_idle(settings, "alpha", 8, now, as_json=True)
+    near, far = json.loads(capsys.readouterr().out)["alpha"]
+    assert near["idle_gpus"] >= 30
+    assert near["p_stay"] > 0.8
+    # 8 of 32 are left when 24 are taken: 8 stay unless a small job is there too.
+    assert far["q50"] <= 8 < near["q50"]
+    print_idle(settings, "alpha", 16, now, as_json=False)
+    said = capsys.readouterr().out
+    assert "GPUs are idle now" in said
+    assert "16 stay idle with probability 0." in said
+    with pytest.raises(
+        CommandError, match=r"alpha: idle GPUs are not forecast: jobs of 1.\d days are known, 2 are needed"
+    ):
+        print_idle(settings, "alpha", 8, WORLD_START + timedelta(days=1, hours=6), as_json=False)
