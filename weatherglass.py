@@ -261,9 +261,9 @@ def publish(cluster: str | None) -> None:
 @click.option("--gpus", type=click.IntRange(1), default=8, show_default=True, help="How many are asked about.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def idle(cluster: str | None, gpus: int, as_json: bool) -> None:
-    """Show how many GPUs stay idle for the next 30 and 60 minutes.
+    """Show how many GPUs stay idle for the next hour.
 
-    Learns from the jobs of the last two weeks each time; 8 GPUs have a cut-off from which they may be offered.
+    And for the next 30 minutes. Learns from the jobs of the last two weeks each time; 8 GPUs have a cut-off from which they may be offered.
     """
     from datetime import UTC, datetime
 
