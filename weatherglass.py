@@ -263,7 +263,8 @@ def publish(cluster: str | None) -> None:
 def idle(cluster: str | None, gpus: int, as_json: bool) -> None:
     """Show how many GPUs stay idle for the next hour.
 
-    And for the next 30 minutes. Learns from the jobs of the last two weeks each time; 8 GPUs have a cut-off from which they may be offered.
+    And for the next 30 minutes. Learns from the jobs of the last two weeks each time; 8 GPUs have a cut-off from which
+    they may be offered.
     """
     from datetime import UTC, datetime
 
