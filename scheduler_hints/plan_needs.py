@@ -109,7 +109,7 @@ def requeues(
     usual = usual_gpus(facts)
     for row in running.sort("start_time", "job_id", nulls_last=True).iter_rows(named=True):
         lost = sorted({node.strip() for node in row["node_list"].split(",")} & failing.keys())
-        if lost and _is_whole(row["gpus"], row["node_list"].count(",") + 1, facts):
+        if lost and _is_whole(row["gpus"], row["node_list"].count(",") + 1, usual):
             pods = tuple(dict.fromkeys(facts[node]["pod"] or "" for node in lost if node in facts))
             risks = [failing[node].p_1h for node in lost]
             because = tuple(
@@ -170,6 +170,15 @@ def starts(
     ill = {node for trouble in troubles for node in trouble.nodes if conditions[node] in ("idle", "busy")}
     usual = usual_gpus(facts)
     needs = []
+    of_nodes = [trouble for trouble in troubles if trouble.queue is None]
+    of_queues: dict[str | None, list[Trouble]] = {}
+    for trouble in troubles:
+        if trouble.queue is not None:
+            of_queues.setdefault(trouble.queue, []).append(trouble)
+    near = [(trouble.name, trouble.probability, len(trouble.nodes & ill)) for trouble in of_nodes]
+    because = tuple(trouble.because for trouble in of_nodes)
+    pods = tuple(sorted({pod for trouble in of_nodes for pod in trouble.pods}))
+    hits: dict[int, dict[str, float]] = {}  # by nodes of a job
     queue = waiting_jobs(jobs, rows, now, usual)
     for row in queue.filter(~pl.col("is_ruled_out"), pl.col("user").is_not_null()).iter_rows(named=True):
         start_s = max(row["ready_s"] or 0.0, 0.0)
@@ -179,26 +188,28 @@ def starts(
             start_s = max(start_s, waits[row["job_id"]])
         elif row["need"] > len(idle) and start_s == 0:
             continue  # it waits for nodes, and nobody knows until when
-        mine = [t for t in troubles if t.queue is None or t.queue == queues.get(row["job_id"])]
-        if not mine or start_s > lease_s or not _is_whole(row["gpus"], row["need"], facts):
+        mine = of_queues.get(queues.get(row["job_id"]), [])
+        if not (of_nodes or mine) or start_s > lease_s or not _is_whole(row["gpus"], row["need"], usual):
             continue
+        if row["need"] not in hits:
+            hits[row["need"]] = _hits(near, len(idle | ill), row["need"])
         runtime_s = runtimes.get(row["job_id"]) or row["limit_s"]
         chances = [
-            (t.probability, row["gpus"] * wait_s / 3_600)
-            if t.queue is not None
-            else (
-                t.probability * hit(len(idle | ill), len(t.nodes & ill), row["need"]),
-                slowed_gpu_hours(t.name, row["gpus"], runtime_s),
-            )
-            for t in mine
+            (p, slowed_gpu_hours(name, row["gpus"], runtime_s)) for name, p in hits[row["need"]].items() if p > 0
         ]
+        chances += [(trouble.probability, row["gpus"] * wait_s / 3_600) for trouble in mine]
         worth = worth_of_start(chances, row["need"] * usual, min(start_s, LEAD_S), lease_s)
-        because = tuple(t.because for t in mine)
-        pods = tuple(sorted({pod for t in mine for pod in t.pods}))
-        needs.append(
-            Need(row["job_id"], row["user"], row["account"], row["need"], start_s, False, because, pods, worth)
-        )
+        why = (*because, *(trouble.because for trouble in mine))
+        needs.append(Need(row["job_id"], row["user"], row["account"], row["need"], start_s, False, why, pods, worth))
     return needs
+
+
+def _hits(near: Sequence[tuple[str, float, int]], pool: int, need: int) -> dict[str, float]:
+    """By class, P(a trouble of it comes and hits a job of so many nodes); troubles are taken as independent."""
+    well: dict[str, float] = {}
+    for name, probability, nodes in near:
+        well[name] = well.get(name, 1.0) * (1 - probability * hit(pool, nodes, need))
+    return {name: 1 - p for name, p in well.items()}
 
 
 def usual_gpus(facts: dict[str, dict]) -> int:
@@ -206,6 +217,6 @@ def usual_gpus(facts: dict[str, dict]) -> int:
     return counts[len(counts) // 2] if counts else 1
 
 
-def _is_whole(gpus: int | None, nodes: int, facts: dict[str, dict]) -> bool:
+def _is_whole(gpus: int | None, nodes: int, usual: int) -> bool:
     """The job takes whole nodes: leases are of whole nodes, and a small job would waste them."""
-    return (gpus or 0) >= nodes * usual_gpus(facts)
+    return (gpus or 0) >= nodes * usual

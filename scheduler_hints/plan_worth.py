@@ -56,12 +56,15 @@ class Worth:
 def hit(pool: int, troubled: int, need: int) -> float:
     """P(at least one of `need` nodes, drawn from `pool` without putting back, is one of `troubled`).
 
-    1 − C(pool − troubled, need) ÷ C(pool, need), the hypergeometric distribution.
+    1 − C(pool − troubled, need) ÷ C(pool, need), the hypergeometric distribution; by logarithms, as pools are large.
     """
     if troubled <= 0 or need <= 0:
         return 0.0
     healthy = pool - troubled
-    return 1.0 if healthy < need else 1.0 - math.comb(healthy, need) / math.comb(pool, need)
+    if healthy < need:
+        return 1.0
+    ways = [math.lgamma(n + 1) - math.lgamma(n - need + 1) for n in (healthy, pool)]
+    return -math.expm1(ways[0] - ways[1])
 
 
 def slowed_gpu_hours(name: str, job_gpus: int, runtime_s: float | None) -> float | None:

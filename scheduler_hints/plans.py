@@ -11,6 +11,7 @@ many spares as it will lose.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from hashlib import blake2b
@@ -93,12 +94,17 @@ def reservation_plans(
             plans.append(_plan(name, need, old.nodes, old.start, old.end, facts, ranks))
             taken.update(old.nodes)
     held = {plan.id for plan in plans}
+    open_now = [(window, bounding_job(window)) for window in windows if window.start <= now]
+    in_pod = Counter(facts[node]["pod"] or "" for window, _ in open_now for node in window.nodes if node in facts)
+    most = max(in_pod.values(), default=0)
     for need in needs:
-        if len(plans) >= max_plans or _plan_id(name, need) in held:
+        if len(plans) >= max_plans:
+            break
+        if need.nodes > most or _plan_id(name, need) in held:
             continue
         start = now + timedelta(seconds=max(0.0, need.start_s - LEAD_S))
         end = start + timedelta(seconds=lease_s)
-        spares = _spares(need, windows, facts, bad | taken, now, end, ranks)
+        spares = _spares(need, open_now, facts, bad | taken, end, ranks)
         if spares:
             plans.append(_plan(name, need, spares, start, end, facts, ranks))
             taken.update(spares)
@@ -137,18 +143,17 @@ def _still_good(plan: ReservationPlan, need: Need, facts: dict[str, dict], bad: 
 
 def _spares(
     need: Need,
-    windows: Iterable[Window],
+    windows: Iterable[tuple[Window, str | None]],
     facts: dict[str, dict],
     unfit: set[str],
-    now: datetime,
     end: datetime,
     ranks: dict[str, NodeRisk],
 ) -> list[str]:
     """Nodes for the hold, all in one pod, the best spares first; empty when no pod has enough of them."""
     by_pod: dict[str, list[tuple[bool, float, int, str]]] = {}
-    for place, window in enumerate(windows):
-        is_own = not need.is_requeue and bounding_job(window) == need.job_id
-        if window.start > now or not (window.end is None or window.end >= end or is_own):
+    for place, (window, bounding) in enumerate(windows):
+        is_own = not need.is_requeue and bounding == need.job_id
+        if not (window.end is None or window.end >= end or is_own):
             continue
         for node in window.nodes:
             if node in facts and node not in unfit and node_condition(facts[node]["state"]) == "idle":
