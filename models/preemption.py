@@ -21,7 +21,7 @@ import numpy as np
 Way = Literal["ends", "checkpoint", "stop"]
 
 EXACT_CELLS = 20_000_000  # of the table, jobs × GPUs in steps
-_TIE_GPU_HOURS = 1e-7  # of two that lose alike, the one that frees less
+_TIE_GPU_HOURS = 1e-9  # a step of GPUs: of two that lose alike, the one that frees less
 
 
 class PreemptionError(ValueError):
