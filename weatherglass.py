@@ -390,6 +390,50 @@ def backtest(
         raise click.UsageError(str(error)) from None
 
 
+@cli.command(
+    epilog=_example(
+        "weatherglass replay --jobs jobs.parquet --nodes 100 --policy easy-sjbf --runtimes forecast --out report",
+        "weatherglass replay --jobs jobs.parquet --nodes 512 --unit gpus --policy slurm-actuable --out report",
+    )
+)
+@click.option("--jobs", required=True, type=_FILE, help="Jobs file, as of backtest runtime.")
+@click.option("--nodes", required=True, type=click.IntRange(1), help="Processors of the cluster: GPUs, nodes or CPUs.")
+@click.option(
+    "--policy",
+    type=click.Choice(["fcfs", "easy", "easy-sjbf", "conservative", "slurm-actuable"]),
+    default="slurm-actuable",
+    show_default=True,
+    help="How waiting jobs are started.",
+)
+@click.option(
+    "--runtimes",
+    type=click.Choice(["limit", "forecast", "true"]),
+    default="limit",
+    show_default=True,
+    help="What planning believes of runtimes; forecast: from jobs that ended in the replay.",
+)
+@click.option(
+    "--unit", type=click.Choice(["gpus", "nodes", "cpus"]), help="What --nodes counts (default: as the jobs tell)."
+)
+@click.option(
+    "--draws", type=click.IntRange(0, 1_000), default=10, show_default=True, help="Shaken inputs of each kind."
+)
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the outcome.")
+def replay(jobs: Path, nodes: int, policy: str, runtimes: str, unit: str | None, draws: int, out: Path) -> None:
+    """Replay recorded jobs under a scheduling policy, with and without forecasts.
+
+    Writes schedule.parquet, report.json and report.html, and prints every figure beside those of other policies; what
+    an unpatched Slurm can do stands first.
+    """
+    from models.replay.workload import ReplayError
+    from pipelines.replaying import run_replay
+
+    try:
+        run_replay(jobs, nodes, policy, runtimes, out, unit=unit, draws=draws)
+    except ReplayError as error:
+        raise click.UsageError(str(error)) from None
+
+
 @cli.command(epilog=_example("weatherglass record --seconds 3600 --every 0.1 --out gpus.parquet"))
 @click.option("--seconds", type=_Number(0.1, 604_800), required=True, help="How long.")
 @click.option("--every", type=_Number(0.02, 3600), default=1.0, show_default=True, help="Seconds between samples.")

@@ -122,7 +122,7 @@ def run_backtest(
     if not math.isfinite(refit_days):
         raise BacktestError(f"--refit-days {refit_days:g}: give a number of days, as 7")
     task, jobs = task_of(kind), read_jobs_file(path)
-    _make_folder(out)  # before an hour of fits is made for nothing
+    make_folder(out)  # before an hour of fits is made for nothing
     with Progress(f"backtest {kind}", "jobs", part="job") as progress:
         progress.stage(f"features of {jobs.height:,} jobs, then a fit for each {refit_days:g} days")
         judged = 0
@@ -134,7 +134,7 @@ def run_backtest(
 
         report = backtest(task, jobs, refit_days=refit_days, seed=seed, threads=threads, progress=show)
     facts = {**report.to_json(), "task": kind, "jobs_file": path.name, "seed": seed}
-    _write(
+    write_together(
         out,
         {
             PREDICTIONS: report.predictions.write_parquet,
@@ -147,7 +147,7 @@ def run_backtest(
     return report
 
 
-def _make_folder(out: Path) -> None:
+def make_folder(out: Path) -> None:
     """Make the folder of the outcome and see that it can be written.
 
     Raises:
@@ -161,7 +161,7 @@ def _make_folder(out: Path) -> None:
         raise BacktestError(f"--out {out} cannot be written: {error.strerror or error}") from None
 
 
-def _write(out: Path, files: dict[str, Callable[[Path], Any]]) -> None:
+def write_together(out: Path, files: dict[str, Callable[[Path], Any]]) -> None:
     """Write files of one outcome together: either all of them take the place of the earlier ones, or none does.
 
     Raises:

@@ -1,0 +1,1 @@
+"""Replays of recorded jobs under scheduling policies, with and without forecasts of their runtimes."""
