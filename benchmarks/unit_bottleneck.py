@@ -1,0 +1,124 @@
+"""How well host memory and fabric congestion are forecast on simulated clusters that no model was trained or chosen on.
+
+As `benchmarks/bottleneck.py` does for classes of GPUs: learned on pooled clusters, judged on others of other seeds, a
+fifth of the samples missing, two onsets in five steps without a precursor. Steps of jobs are not told, so that signs
+alone count as congestion. Rates are high, so that a day of a small cluster has enough onsets; precision at base rates
+would be lower. `python -m benchmarks.unit_bottleneck` takes some five minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from benchmarks.bottleneck_rows import Asked, pooled
+from benchmarks.bottleneck_scores import count
+from features.thresholds import ThresholdBook
+from features.unit_history import UnitHistory
+from models.bottleneck import HazardForecaster
+from models.naive_onsets import NAMES, NaiveOnsets
+from models.onset_scores import brier, skill
+from models.onsets import Course, course, tick_rows
+from models.trend import HORIZONS_S, TrendForecaster
+from simulator.cluster import SimulatedCluster
+from simulator.events import Rates
+
+START = datetime(2026, 3, 2, tzinfo=UTC)
+CLASSES = ("host_memory", "fabric_congestion")
+RATES = {"thermal": 0.0, "nvlink": 0.0, "memory": 0.0, "hot_aisle": 0.0, "fabric": 0.03, "host_memory": 0.03}
+NODES, HOURS, MISSING = 32, 12.0, 0.2
+TRAINING = [(311, 5.0), (312, 5.0), (313, 15.0), (314, 15.0), (315, 15.0), (316, 30.0), (317, 30.0)]
+JUDGED = [(331, 5.0), (332, 5.0), (333, 15.0), (334, 15.0), (335, 30.0), (336, 30.0)]
+THRESHOLDS = (0.5, 0.7)
+
+
+def asked(seed: int, sampling_s: float) -> dict[str, Asked]:
+    """Rows and onsets of both classes on one cluster."""
+    cluster = SimulatedCluster(
+        nodes=NODES, seed=seed, start=START - timedelta(days=1), tick_s=sampling_s, rates=Rates(**RATES)
+    )
+    cluster.advance_jobs(START)
+    taken: dict[str, list[pl.DataFrame]] = {name: [] for name in CLASSES}
+    for _ in range(int(HOURS * 3600 / sampling_s)):
+        cluster.step()
+        taken["host_memory"].append(cluster.node_frame())
+        taken["fabric_congestion"].append(cluster.port_frame())
+    rng = np.random.default_rng(seed)
+    truth = pl.DataFrame(cluster.truth, infer_schema_length=None)
+    out = {}
+    for name, frames in taken.items():
+        samples = pl.concat(frames)
+        samples = samples.filter(pl.Series(rng.random(samples.height) >= MISSING))
+        history = UnitHistory(name, samples, ThresholdBook())
+        history.stale_s = 2 * sampling_s + 5.0  # as of the nowcast
+        of = course(history, name, ThresholdBook())
+        rows = tick_rows(
+            history, of, float(history.ts.min()), float(history.ts.max()), tick_s=max(sampling_s, 5.0), seed=seed
+        )
+        out[name] = Asked(rows, onsets_of(history, of, truth), len(history.ts))
+    return out
+
+
+def onsets_of(history: UnitHistory, of: Course, truth: pl.DataFrame) -> pl.DataFrame:
+    """Labelled onsets beside what the simulator says of them."""
+    come = truth.filter((pl.col("class") == of.bottleneck_class) & pl.col("onset").is_not_null())
+    of_node: dict[str, list[tuple[float, bool, float]]] = {}
+    for node, onset, is_step, ramp in come.select(
+        "node", pl.col("onset").dt.epoch("us") / 1e6, "is_step", pl.col("ramp_start").dt.epoch("us") / 1e6
+    ).iter_rows():
+        of_node.setdefault(node, []).append((onset, is_step, np.nan if ramp is None else onset - ramp))
+    found = []
+    for row in of.onset_row.tolist():
+        unit, at = int(history.gpu[row]), float(history.ts[row])
+        near = [one for one in of_node.get(history.uuids[unit].partition("/")[0], ()) if abs(at - one[0]) <= 90]
+        true, is_step, length = min(near, key=lambda one: abs(at - one[0])) if near else (at, True, np.nan)
+        found.append((unit, -1, at, min(true, at), not is_step, length))
+    kinds = {"gpu": pl.Int64, "job": pl.Int64, "label_s": pl.Float64, "true_s": pl.Float64, "is_ramp": pl.Boolean,
+             "length_s": pl.Float64}  # fmt: skip
+    return pl.DataFrame(found, schema=kinds, orient="row")
+
+
+def main() -> Iterator[str]:
+    """Lines of the benchmark."""
+    parts = [asked(seed, sampling_s) for seed, sampling_s in TRAINING]
+    train = {name: pooled([part[name].rows for part in parts]) for name in CLASSES}
+    model = HazardForecaster.fit(train, seed=1, threads=1)
+    for sampling_s in sorted({sampling for _, sampling in JUDGED}):
+        clusters = [asked(*one) for one in JUDGED if one[1] == sampling_s]
+        for name in CLASSES:
+            yield from _class(
+                f"{name}, {sampling_s:g} s", [part[name] for part in clusters], model, NaiveOnsets(train[name])
+            )
+
+
+def _class(title: str, clusters: list[Asked], model: HazardForecaster, naive: NaiveOnsets) -> Iterator[str]:
+    given: dict[str, list[Any]] = {"model": [model.forecast(of.rows.block) for of in clusters]}
+    given["trend"] = [TrendForecaster().forecast(of.rows.block) for of in clusters]
+    given |= {rule: [naive.forecast(rule, of.rows.block) for of in clusters] for rule in NAMES}
+    rows = pooled([of.rows for of in clusters])
+    scores = {who: brier(rows, np.concatenate(some)) for who, some in given.items()}
+    best, gains = skill(scores["model"], {who: value for who, value in scores.items() if who != "model"})
+    told = " / ".join(f"{gain:.2f}" for gain in gains)
+    yield f"{title}: Brier skill at {' / '.join(map(str, HORIZONS_S))} s over {best}: {told}"
+    for who in ("model", "trend"):
+        for threshold in THRESHOLDS if who == "model" else (0.5,):
+            n = reduce(add, (count(of, p, threshold) for of, p in zip(clusters, given[who], strict=True)))
+            ramps = int(n.is_ramp.sum())
+            yield (
+                f"{title}: {who} at P ≥ {threshold}: precision {n.precision:.2f} of {n.claims}, recall "
+                f"{n.recall(n.is_ramp):.2f} of {ramps} with a precursor, {n.recall():.2f} of {len(n.lead_s)}, "
+                f"lead {n.lead:.0f} s"
+            )
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    for line in main():
+        print(line, flush=True)
