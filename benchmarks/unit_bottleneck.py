@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import add
@@ -18,14 +19,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from benchmarks.bottleneck_rows import Asked, pooled
+from benchmarks import bottleneck_rows
+from benchmarks.bottleneck_rows import Asked
 from benchmarks.bottleneck_scores import count
 from features.thresholds import ThresholdBook
 from features.unit_history import UnitHistory
 from models.bottleneck import HazardForecaster
 from models.naive_onsets import NAMES, NaiveOnsets
 from models.onset_scores import brier, skill
-from models.onsets import Course, course, tick_rows
+from models.onsets import Course, Rows, course, tick_rows
 from models.trend import HORIZONS_S, TrendForecaster
 from simulator.cluster import SimulatedCluster
 from simulator.events import Rates
@@ -83,6 +85,12 @@ def onsets_of(history: UnitHistory, of: Course, truth: pl.DataFrame) -> pl.DataF
     kinds = {"gpu": pl.Int64, "job": pl.Int64, "label_s": pl.Float64, "true_s": pl.Float64, "is_ramp": pl.Boolean,
              "length_s": pl.Float64}  # fmt: skip
     return pl.DataFrame(found, schema=kinds, orient="row")
+
+
+def pooled(parts: list[Rows]) -> Rows:
+    """Rows of several clusters as one, with the features of their class."""
+    rows = bottleneck_rows.pooled(parts)
+    return replace(rows, block=replace(rows.block, index=parts[0].block.index))
 
 
 def main() -> Iterator[str]:

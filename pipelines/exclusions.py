@@ -50,7 +50,7 @@ def read_exclusions(
     parts.append(_spans(each.filter(pl.col("node") != "")))
     acted = store.query(
         'SELECT node, ts AS "start" FROM out_actions WHERE "cluster" = ? AND is_applied AND node IS NOT NULL '
-        "AND node <> '' AND ts < ? AND ts > ?",
+        "AND node <> '' AND action <> 'annotate' AND ts < ? AND ts > ?",  # an annotation moves nothing
         [cluster, end, begin - ACTED],
     )
     parts.append(_spans(acted.with_columns((pl.col("start") + ACTED).alias("end"))))

@@ -20,6 +20,7 @@ from pipelines.gpu_jobs import derive_gpu_jobs
 from pipelines.ingest import Ingested, ingest_telemetry
 from pipelines.job_history import JobsIngested, ingest_jobs
 from pipelines.job_progress import ProgressIngested, ingest_progress
+from pipelines.kept_actions import keep_actions
 from pipelines.kept_silences import keep_silences
 from pipelines.labels import derive_labels
 from pipelines.outcomes import OutcomesReport, publish_outcomes, score_outcomes
@@ -158,12 +159,14 @@ def ingest_telemetry_of(
 def derive_of(store: Store, settings: Settings, cluster: str, table: str) -> DerivedReport:
     """One derived table of one cluster."""
     report = DerivedReport(cluster, table)
-    if table == "feat_labels":  # what is silenced is censored
-        _, report.error = _guarded(
-            cluster, "keeping silences", lambda: keep_silences(store, settings.published, cluster)
-        )
-        if report.error:
-            return report
+    if table == "feat_labels":  # what is silenced or acted upon is censored
+        for doing, keep in (
+            ("keeping silences", lambda: keep_silences(store, settings.published, cluster)),
+            ("keeping actions", lambda: keep_actions(store, settings.state, cluster)),
+        ):
+            _, report.error = _guarded(cluster, doing, keep)
+            if report.error:
+                return report
     made, report.error = _guarded(cluster, table, lambda: DERIVE[table](store, cluster, settings.derivation))
     if made is not None:
         report.rows, report.until = made.rows, made.until

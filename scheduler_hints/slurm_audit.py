@@ -85,19 +85,32 @@ def jsonl_audit(path: Path) -> Callable[[dict[str, Any]], None]:
         line = msgspec.json.encode(row) + b"\n"
         with lock:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX)  # another process's line may be half in the file
-                size = os.fstat(handle).st_size
-                if size and os.pread(handle, 1, size - 1) != b"\n":
-                    line = b"\n" + line
-                if os.write(handle, line) != len(line):
-                    raise OSError(f"{path}: only part of a line could be written")
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            while True:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX)  # another process's line may be half in the file
+                    if not _is_there(path, handle):
+                        continue  # the loader took it away while we waited
+                    size = os.fstat(handle).st_size
+                    whole = b"\n" + line if size and os.pread(handle, 1, size - 1) != b"\n" else line
+                    if os.write(handle, whole) != len(whole):
+                        raise OSError(f"{path}: only part of a line could be written")
+                    os.fsync(handle)
+                    return
+                finally:
+                    os.close(handle)
 
     return append
+
+
+def _is_there(path: Path, handle: int) -> bool:
+    """Whether an open file is still the one of that name."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(handle)
+    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
 
 class Ledger:
