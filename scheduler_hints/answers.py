@@ -17,6 +17,7 @@ import msgspec
 
 from scheduler_hints.errors import NotFoundError, UnavailableError
 from scheduler_hints.filters import select
+from scheduler_hints.placements import needs_of, nodes_in_flight, without
 from scheduler_hints.schema import JobForecast
 from scheduler_hints.shards import Row, Shard, State
 
@@ -152,7 +153,20 @@ def encode_list(state: State, kind: str, clusters: Sequence[str], values: dict[s
         raise _unavailable(state, kind, clusters, now_s)
     deadline_s = min(shard.deadline_s for shard in fresh)
     chosen: list[Row] = []
-    for row in select(kind, values, [row for shard in fresh for row in shard.rows]):
+    every: list[Row] = []
+    flying: list[str] = []
+    for shard in fresh:
+        rows: Sequence[Row] = shard.rows
+        cluster = shard.head.cluster
+        if kind == "backfill-windows" and (placed := state.placements.get(cluster)):
+            taken, until_s = nodes_in_flight(placed, now_s)
+            deadline_s = min(deadline_s, until_s)
+            if taken:
+                jobs = state.fresh(cluster, "jobs", now_s)
+                rows = without(rows, taken, needs_of(None if jobs is None else jobs.jobs))
+                flying += [cluster, *sorted(taken)]
+        every += rows
+    for row in select(kind, values, every):
         if row.deadline_s > now_s:
             chosen.append(row)
             deadline_s = min(deadline_s, row.deadline_s)
@@ -169,7 +183,7 @@ def encode_list(state: State, kind: str, clusters: Sequence[str], values: dict[s
     head = b'{"items":[' + b",".join([row.raw for row in chosen]) + b"]," + _encode(facts)[1:-1]
     tags = [f"{shard.head.cluster} {shard.tag}" for shard in fresh]
     query = _encode(values).decode()
-    etag = _etag(kind, query, *tags, "stale", *stale, f"{len(chosen)}", "identity")
+    etag = _etag(kind, query, *tags, "stale", *stale, f"{len(chosen)}", *flying, "identity")
     return Encoded(head, etag, deadline_s, min(shard.generated_s - shard.head.data_age_s for shard in fresh))
 
 

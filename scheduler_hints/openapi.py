@@ -25,6 +25,7 @@ from scheduler_hints.openapi_extender import extender_paths
 from scheduler_hints.openapi_parts import BODY_ERRORS, errors_of, json_of, mark_times, parameter_of
 from scheduler_hints.openapi_preemptions import preemption_paths
 from scheduler_hints.openapi_silences import silence_paths
+from scheduler_hints.placements import PlacementRequest, PlacementsKept
 from scheduler_hints.preemptions import ClusterPreemption, PreemptionAnswer
 from scheduler_hints.progress import ProgressKept, ProgressRequest
 from scheduler_hints.queries import PARAMETERS, Parameter
@@ -143,7 +144,7 @@ def document() -> bytes:
     types = [
         *_LIST_TYPES.values(), JobAnswer, Status, RuntimeForecasts, ForecastRequest, ErrorBody, Alive, Ready,
         MemoryRequest, MemoryEstimate, ProgressRequest, ProgressKept, SilenceRequest, Silence, SilenceList,
-        FilterResult, HostPriority, PreemptionAnswer,
+        FilterResult, HostPriority, PlacementRequest, PlacementsKept, PreemptionAnswer,
     ]  # fmt: skip
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     mark_times(
@@ -158,12 +159,24 @@ def document() -> bytes:
             KindStatus,
             RuntimeForecasts,
             ProgressKept,
+            PlacementsKept,
             Silence,
             ClusterPreemption,
         ],
     )
     names = ["job", "status", "forecasts", "request", "error", "alive", "ready", "memory_request", "memory"]
-    names += ["progress", "kept", "silence_request", "silence", "silences", "filter", "priority", "preemption"]
+    names += [
+        "progress",
+        "kept",
+        "silence_request",
+        "silence",
+        "silences",
+        "filter",
+        "priority",
+        "place",
+        "placed",
+        "preemption",
+    ]
     of = dict(zip([*_LIST_TYPES, *names], schemas, strict=True))
     paths: dict[str, Any] = {}
     for kind, summary in _SUMMARIES.items():
@@ -221,6 +234,16 @@ def document() -> bytes:
     }
     paths |= silence_paths(of, _AT)
     paths |= extender_paths(of)
+    placed = {"cluster": "alpha", "placements": [{"job_id": "4711", "nodes": ["n3", "n4"]}]}
+    answer = json_of(of["placed"], PlacementsKept(1, "alpha", 90.0, _AT))
+    paths["/v1/placements"] = {
+        "post": {
+            "summary": "Takes what was just placed, so that windows are without it; wants a token of role place",
+            "requestBody": {"required": True, "content": json_of(of["place"], placed)},
+            "responses": {"200": {"description": "Windows are without these nodes from now on", "content": answer}}
+            | errors_of(*BODY_ERRORS, UnavailableError),
+        }
+    }
     paths |= preemption_paths(of, _AT)
     for path, schema, summary, errors in (
         ("/healthz", of["alive"], "The process is alive", []),

@@ -19,6 +19,7 @@ import msgspec
 
 from scheduler_hints import snapshot
 from scheduler_hints.outcome_gauges import OutcomesWord, decode_word, outcomes_path
+from scheduler_hints.placements import InFlight, decode_in_flight, placements_path
 from scheduler_hints.schema import KINDS
 from scheduler_hints.shards import Key, Shard, State, load_shard
 
@@ -79,12 +80,14 @@ class ShardStore:
         with self._lock:
             shards, problems = dict(self.state.shards), dict(self.state.problems)
             nowcast, outcomes = dict(self.state.nowcast), dict(self.state.outcomes)
+            placements = dict(self.state.placements)
             is_changed = False
             for cluster in self.clusters:
                 for kind in KINDS:
                     is_changed |= self._refresh_shard(cluster, kind, shards, problems)
                 is_changed |= self._refresh_nowcast(cluster, nowcast)
                 is_changed |= self._refresh_outcomes(cluster, outcomes)
+                is_changed |= self._refresh_placements(cluster, placements)
             if is_changed:
                 self.state = replace(
                     self.state,
@@ -92,6 +95,7 @@ class ShardStore:
                     problems=problems,
                     nowcast=nowcast,
                     outcomes=outcomes,
+                    placements=placements,
                     generation=self.state.generation + 1,
                 )
             self.checked_s = self.clock()
@@ -183,6 +187,23 @@ class ShardStore:
                 outcomes[cluster] = decode_word(data)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self._log_once((cluster, "outcomes"), f"{path}: not what a night leaves: {error}")
+        return True
+
+    def _refresh_placements(self, cluster: str, placements: dict[str, Sequence[InFlight]]) -> bool:
+        path = placements_path(self.published, cluster)
+        try:
+            is_changed, data = self._changed(path)
+        except snapshot.SnapshotError as error:
+            self._log_once((cluster, "placements"), str(error))
+            return placements.pop(cluster, None) is not None
+        if not is_changed:
+            return False
+        placements.pop(cluster, None)
+        if data is not None:
+            try:
+                placements[cluster] = decode_in_flight(data)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                self._log_once((cluster, "placements"), f"{path}: not placements: {error}")
         return True
 
     def start(self, period_s: float = PERIOD_S) -> None:

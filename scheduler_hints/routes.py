@@ -34,6 +34,7 @@ from scheduler_hints.extender_routes import ExtenderRoutes
 from scheduler_hints.forecasts import Forecaster, Forecasts, answer_forecast, decode_request
 from scheduler_hints.memory_estimates import answer_memory, decode_memory_request
 from scheduler_hints.metrics import CONTENT_TYPE, Metrics
+from scheduler_hints.placement_routes import PlacementRoutes
 from scheduler_hints.preemptions import PreemptionRoutes
 from scheduler_hints.progress import decode_progress, keep_progress
 from scheduler_hints.queries import parse_query
@@ -90,6 +91,7 @@ class Routes:
                 Route("/v1/memory-estimates", self.memory_estimates, methods=["POST"]),
                 Route("/v1/progress", self.progress, methods=["POST"]),
                 *SilenceRoutes(self.gate, _body, _Json).routes(),
+                *PlacementRoutes(self.gate, _body, _Json).routes(),
                 *PreemptionRoutes(self.gate, _Json).routes(),
                 *ExtenderRoutes(self.gate, _body, self.extender).routes(),
                 Route("/healthz", self.healthz, methods=get),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -96,6 +96,7 @@ class State:
         problems: Why the others could not.
         nowcast: Raw JSON of each nowcast's own status file.
         outcomes: What the newest night said of each cluster's published forecasts.
+        placements: What schedulers have just placed, by cluster.
         generation: Rises with each change.
         without_scheduler: Clusters for which no scheduler is configured.
     """
@@ -104,6 +105,7 @@ class State:
     problems: Mapping[Key, str] = field(default_factory=dict)
     nowcast: Mapping[str, msgspec.Raw] = field(default_factory=dict)
     outcomes: Mapping[str, OutcomesWord] = field(default_factory=dict)
+    placements: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     generation: int = 0
     without_scheduler: frozenset[str] = frozenset()
 

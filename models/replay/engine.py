@@ -118,8 +118,7 @@ def _conservative(
 @compiled
 def replay(
     submit: Ints, procs: Ints, run: Ints, limit: Ints, given: Floats, user: Ints, key: Ints, total: int,
-    policy: int, runtimes: int, correction: int, has_two: bool, scale: float, ageing: float, newest: int,
-    quantile: float,
+    policy: int, runtimes: int, correction: int, has_two: bool, scale: float, newest: int, quantile: float,
     interval: int, resolution: int, most: int,
 ) -> tuple[Ints, Ints, Floats]:  # fmt: skip
     """Run jobs through a cluster.
@@ -139,7 +138,6 @@ def replay(
         has_two: Running jobs are expected to end at their limit all the same, and while the first of the queue is past
             its promise those that might overtake it are judged by their limit.
         scale: Expectations are multiplied by it.
-        ageing: Of `EASY_SJBF`: a job that has waited so long counts as half as long in the order, s; 0: never.
         newest: Of `BY_KEY`: how many of the newest ended runs are looked at.
         quantile: Of `BY_KEY`: which quantile of their ln.
         interval: Of `SLURM`: seconds between backfill cycles.
@@ -286,19 +284,16 @@ def replay(
                                     extra -= procs[job]
                     else:
                         while free > 0:
-                            best, rank_of_best = -1, np.inf
+                            best, shortest = -1, _NEVER
                             for place in range(first + 1, count):
                                 job = queue[place]
                                 if is_started[place] or procs[job] > free:
                                     continue
-                                rank = float(need[job])
-                                if ageing > 0:
-                                    rank /= 1.0 + (now - submit[job]) / ageing
-                                if rank >= rank_of_best:
+                                if need[job] >= shortest:
                                     continue
                                 length = limit[job] if is_late else need[job]
                                 if now + length <= shadow or procs[job] <= extra:
-                                    best, rank_of_best = place, rank
+                                    best, shortest = place, need[job]
                             if best < 0:
                                 break
                             job = queue[best]

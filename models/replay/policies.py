@@ -37,8 +37,6 @@ class Rule:
             quantile of the newest runs of the same user, size and limit, else of the user, else the limit. `last2`:
             mean of the user's last two, as EASY++ has it.
         scale: Expected runtimes are multiplied by it.
-        ageing_s: Of `easy-sjbf`: in the order behind the head a job that has waited so long counts as half as long as
-            it is expected to run, one that has waited twice as long as a third; 0: it never gains by waiting.
         newest: Of `forecast`: so many of the newest runs are looked at.
         quantile: Of `forecast`: which quantile of them.
         has_two: Two expectations for each job: while it runs its limit, while it waits the forecast; and while the
@@ -49,7 +47,6 @@ class Rule:
     policy: str
     runtimes: str = "limit"
     scale: float = 1.0
-    ageing_s: float = 0.0
     newest: int = 20
     quantile: float = 0.5
     has_two: bool = False
@@ -106,8 +103,7 @@ def run(workload: Workload, total: int, rule: Rule) -> Schedule:
     found = engine.replay(
         workload.submit, workload.procs, workload.run, workload.limit, np.zeros(len(workload)), workload.user,
         workload.key, total, POLICIES[rule.policy], RUNTIMES[rule.runtimes],
-        engine.IN_STEPS if rule.in_steps else engine.TO_LIMIT, rule.has_two, rule.scale, rule.ageing_s,
-        rule.newest, rule.quantile,
+        engine.IN_STEPS if rule.in_steps else engine.TO_LIMIT, rule.has_two, rule.scale, rule.newest, rule.quantile,
         INTERVAL_S, RESOLUTION_S, MOST_JOBS,
     )  # fmt: skip
     return Schedule(*found)
