@@ -19,6 +19,7 @@ from scheduler_hints.errors import (
     UnavailableError,
 )
 from scheduler_hints.extender import FilterResult, HostPriority
+from scheduler_hints.feedback import FeedbackKept, FeedbackRequest
 from scheduler_hints.forecasts import ForecastRequest, RuntimeForecast, RuntimeForecasts
 from scheduler_hints.memory_estimates import MemoryEstimate, MemoryRequest, answer_memory
 from scheduler_hints.openapi_extender import extender_paths
@@ -145,6 +146,7 @@ def document() -> bytes:
         *_LIST_TYPES.values(), JobAnswer, Status, RuntimeForecasts, ForecastRequest, ErrorBody, Alive, Ready,
         MemoryRequest, MemoryEstimate, ProgressRequest, ProgressKept, SilenceRequest, Silence, SilenceList,
         FilterResult, HostPriority, PlacementRequest, PlacementsKept, PreemptionAnswer,
+        FeedbackRequest, FeedbackKept,
     ]  # fmt: skip
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     mark_times(
@@ -160,6 +162,7 @@ def document() -> bytes:
             RuntimeForecasts,
             ProgressKept,
             PlacementsKept,
+            FeedbackKept,
             Silence,
             ClusterPreemption,
         ],
@@ -176,6 +179,8 @@ def document() -> bytes:
         "place",
         "placed",
         "preemption",
+        "say",
+        "said",
     ]
     of = dict(zip([*_LIST_TYPES, *names], schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -234,6 +239,16 @@ def document() -> bytes:
     }
     paths |= silence_paths(of, _AT)
     paths |= extender_paths(of)
+    said = {"cluster": "alpha", "hint_id": "bn-5f", "verdict": "right", "note": "the fan was dead", "node": "n7"}
+    answer = json_of(of["said"], FeedbackKept("alpha", "bn-5f", "right", "ada", _AT))
+    paths["/v1/feedback"] = {
+        "post": {
+            "summary": "Takes what came of a hint, in somebody's word; wants a token of role place",
+            "requestBody": {"required": True, "content": json_of(of["say"], said)},
+            "responses": {"200": {"description": "On the disk", "content": answer}}
+            | errors_of(*BODY_ERRORS, UnavailableError),
+        }
+    }
     placed = {"cluster": "alpha", "placements": [{"job_id": "4711", "nodes": ["n3", "n4"]}]}
     answer = json_of(of["placed"], PlacementsKept(1, "alpha", 90.0, _AT))
     paths["/v1/placements"] = {

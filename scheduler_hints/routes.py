@@ -31,6 +31,7 @@ from scheduler_hints.errors import (
 )
 from scheduler_hints.extender import ExtenderConfig
 from scheduler_hints.extender_routes import ExtenderRoutes
+from scheduler_hints.feedback import FeedbackRoutes
 from scheduler_hints.forecasts import Forecaster, Forecasts, answer_forecast, decode_request
 from scheduler_hints.memory_estimates import answer_memory, decode_memory_request
 from scheduler_hints.metrics import CONTENT_TYPE, Metrics
@@ -91,6 +92,7 @@ class Routes:
                 Route("/v1/memory-estimates", self.memory_estimates, methods=["POST"]),
                 Route("/v1/progress", self.progress, methods=["POST"]),
                 *SilenceRoutes(self.gate, _body, _Json).routes(),
+                *FeedbackRoutes(self.gate, _body, _Json).routes(),
                 *PlacementRoutes(self.gate, _body, _Json).routes(),
                 *PreemptionRoutes(self.gate, _Json).routes(),
                 *ExtenderRoutes(self.gate, _body, self.extender).routes(),

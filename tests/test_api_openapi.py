@@ -182,7 +182,8 @@ def _names(value: Any) -> set[str]:
 def test_bodies_of_the_written_guide_are_taken(app: Dispatcher) -> None:
     header = r"'Content-Type: application/json' \\\s+"
     bodies = re.findall(rf"\"\$URL(/v1/[\w-]+)\" -H {header}-d '(\{{.*?\}})'", GUIDE, re.DOTALL)
-    taken = {"/v1/runtime-forecasts", "/v1/memory-estimates", "/v1/progress", "/v1/silences", "/v1/placements"}
+    taken = {"/v1/runtime-forecasts", "/v1/memory-estimates", "/v1/progress", "/v1/silences"}
+    taken |= {"/v1/placements", "/v1/feedback"}
     assert {path for path, _ in bodies} == taken
     for path, body in bodies:
         reply = ask(app, path, method="POST", body=body.encode(), headers={"content-type": "application/json"})

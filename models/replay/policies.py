@@ -61,7 +61,7 @@ class Rule:
 
 
 # Chosen on llnl-atlas-2006 and cedar-2021 (`benchmarks/replay_choice.py`), not on kth-sp2-1996, which it is judged on.
-FORECAST = Rule("easy-sjbf", "forecast", newest=100, quantile=0.1, has_two=True)
+FORECAST = Rule("easy-sjbf", "forecast", newest=100, quantile=0.8, has_two=True)
 EASY_PLUS_PLUS = Rule("easy-sjbf", "last2", in_steps=True)
 
 

@@ -1,0 +1,123 @@
+"""What people and schedulers say of a hint afterwards, recorded beside what agents did.
+
+It is a row of `out_actions` with the action `feedback`: who said it, of which hint, and the verdict. Here belong its
+shape, its keeping and its route; the record itself stands in `slurm_audit.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from scheduler_hints.dispatch import Gate
+from scheduler_hints.errors import BadRequestError, UnavailableError, UnsupportedMediaError, invalid_body
+from scheduler_hints.queries import parse_query
+from scheduler_hints.slurm_audit import action_rows, jsonl_audit
+from scheduler_hints.tokens import ANYONE
+
+ACTION = "feedback"
+Verdict = Literal["right", "wrong", "useful", "useless"]
+# No control characters, as of silences.
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+(?![\s\S])")]
+
+
+class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What came of a hint: it was `right` or `wrong`; or, whatever came, `useful` or `useless`.
+
+    `who` is taken from the token where one is needed.
+    """
+
+    cluster: _Text
+    hint_id: _Text
+    verdict: Verdict
+    note: _Text | None = None
+    node: _Text | None = None
+    job_id: _Text | None = None
+    who: _Text | None = None
+
+
+class FeedbackKept(msgspec.Struct, frozen=True):
+    """It is recorded, under this name and time."""
+
+    cluster: str
+    hint_id: str
+    verdict: Verdict
+    who: str
+    received_at: datetime
+
+
+_request = msgspec.json.Decoder(FeedbackRequest)
+
+
+def decode_feedback(body: bytes) -> FeedbackRequest:
+    """Decode and check a body.
+
+    Raises:
+        BadRequestError: It is not JSON.
+        InvalidBodyError: It has the wrong shape; the message names the field.
+    """
+    try:
+        return _request.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid_body(error, {"feedback": FeedbackRequest}) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError("bad_json", f"the body is not JSON: {error}") from None
+
+
+def keep_feedback(published: Path, asked: FeedbackRequest, who: str, now: datetime) -> FeedbackKept:
+    """Record it, and wait until the disk has it.
+
+    Raises:
+        UnavailableError: The disk refused; it does not count as kept then.
+    """
+    (row,) = action_rows(
+        now, asked.cluster, ACTION, is_applied=False, reason=asked.note or "", hint_id=asked.hint_id,
+        job_id=asked.job_id or "", nodes=[asked.node] if asked.node else [], actor=who, verdict=asked.verdict,
+    )  # fmt: skip
+    try:
+        jsonl_audit(published.parent / "actions" / f"{asked.cluster}.jsonl")(row)
+    except OSError as error:
+        raise UnavailableError("feedback_unwritable", f"feedback cannot be kept: {error.strerror or error}") from None
+    return FeedbackKept(asked.cluster, asked.hint_id, asked.verdict, who, now)
+
+
+class FeedbackRoutes:
+    """`POST /v1/feedback`.
+
+    Args:
+        gate: Who asks and what is served.
+        body: Reads a body.
+        answer: Makes an answer of an object.
+    """
+
+    def __init__(
+        self, gate: Gate, body: Callable[[Request], Awaitable[bytes]], answer: Callable[[Any], Response]
+    ) -> None:
+        self._gate, self._body, self._answer = gate, body, answer
+
+    def routes(self) -> list[Route]:
+        return [Route("/v1/feedback", self.say, methods=["POST"])]
+
+    async def say(self, request: Request) -> Response:
+        parse_query(request.scope["query_string"], ())
+        header = request.headers.get("authorization")
+        principal, visible = self._gate.admit(None if header is None else header.encode("latin-1"))
+        principal.require("place")
+        if "content-type" not in request.headers:
+            raise UnsupportedMediaError("unsupported_media_type", "no Content-Type; send application/json")
+        asked = decode_feedback(await self._body(request))
+        self._gate.one(principal, visible, asked.cluster)
+        is_named = principal is not ANYONE
+        if is_named and asked.who not in (None, principal.name):
+            raise BadRequestError("bad_value", f"who={asked.who!r}: the token is of {principal.name!r}")
+        who = principal.name if is_named else asked.who or "anyone"
+        now = datetime.now(UTC)
+        return self._answer(await run_in_threadpool(keep_feedback, self._gate.store.published, asked, who, now))
