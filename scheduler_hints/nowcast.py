@@ -332,7 +332,8 @@ class Nowcast:
         self._plans = reservation_plans(
             [hint for hint in self._bottlenecks if may_act(hint)], windows, jobs, nodes, now,
             self.config.plan_lease_s, cluster=self.cluster,
-            min_probability=self.config.publish_probability, node_risks=self._node_risks, forecasts=self._forecasts,
+            min_probability=self.config.publish_probability, by_class=self.config.publish_by_class,
+            node_risks=self._node_risks, forecasts=self._forecasts,
             previous=self._plans,
         )  # fmt: skip
         return windows, self._plans

@@ -6,7 +6,7 @@ Here belongs reading hints, risks and the queue; not which nodes are held (`plan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -53,18 +53,31 @@ class Trouble:
     because: str
 
 
-def troubles_of(hints: Iterable[Bottleneck], facts: dict[str, dict], min_probability: float) -> list[Trouble]:
-    """Hints that count: of classes that other nodes help against, and of queues about to run short."""
+def troubles_of(
+    hints: Iterable[Bottleneck],
+    facts: dict[str, dict],
+    min_probability: float,
+    by_class: Mapping[str, float] | None = None,
+) -> list[Trouble]:
+    """Hints that count: of classes that other nodes help against, and of queues about to run short.
+
+    Args:
+        hints: Hints that stand.
+        facts: Rows of core_nodes by node.
+        min_probability: From which probability on a hint counts.
+        by_class: The same of classes that have one of their own.
+    """
     found = []
     for hint in hints:
+        least = (by_class or {}).get(hint.bottleneck_class, min_probability)
         if hint.bottleneck_class == "shortage":
-            if hint.unit and not hint.is_active and hint.probability >= min_probability:
+            if hint.unit and not hint.is_active and hint.probability >= least:
                 chance = f"within {hint.horizon_s} s with probability {hint.probability:.2f}"
                 because = f"queue {hint.unit} runs short of GPUs {chance} (hint {hint.id})"
                 of_queue = ("shortage", hint.probability, frozenset(), frozenset(), hint.unit, because)
                 found.append(Trouble(*of_queue))
             continue
-        if hint.bottleneck_class not in _NODE_CLASSES or not (hint.is_active or hint.probability >= min_probability):
+        if hint.bottleneck_class not in _NODE_CLASSES or not (hint.is_active or hint.probability >= least):
             continue
         if hint.scope in ("rack", "pod"):
             key, value = hint.scope, hint.rack if hint.scope == "rack" else hint.pod

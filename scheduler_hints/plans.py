@@ -12,7 +12,7 @@ many spares as it will lose.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import blake2b
 
@@ -40,6 +40,7 @@ def reservation_plans(
     *,
     cluster: str | None = None,
     min_probability: float = 0.5,
+    by_class: Mapping[str, float] | None = None,
     node_risks: Sequence[NodeRisk] = (),
     forecasts: pl.DataFrame | Iterable[JobForecast] = (),
     previous: Sequence[ReservationPlan] = (),
@@ -56,6 +57,7 @@ def reservation_plans(
         lease_s: Length of a hold, s.
         cluster: The cluster; default: that of the nodes.
         min_probability: Probability from which a hint counts.
+        by_class: The same of classes that have one of their own.
         node_risks: A node with `p_1h` ≥ `min_probability` is about to fail: its job gets spares, and it is none itself.
         forecasts: Job forecasts; the median of `wait` says when a job starts that has neither begin time nor plan.
         previous: What was planned at the last tick. A plan whose job still waits, whose reason still stands and whose
@@ -73,7 +75,7 @@ def reservation_plans(
         return []
     name = cluster or nodes["cluster"][0]
     facts = {row["node"]: row for row in nodes.iter_rows(named=True)}
-    troubles = troubles_of(bottlenecks, facts, min_probability)
+    troubles = troubles_of(bottlenecks, facts, min_probability, by_class)
     failing = failing_nodes(node_risks, min_probability)
     if not troubles and not failing:
         return []

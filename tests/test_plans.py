@@ -210,6 +210,16 @@ def test_a_running_job_gets_spares_for_nodes_about_to_fail():
     assert plans([], nodes, jobs, node_risks=[risk("n2", 0.3)]) == []
 
 
+def test_a_class_that_is_published_from_less_on_makes_plans_from_there_on():
+    nodes = node_frame(["alloc", "idle", "idle", "idle"])
+    jobs = job_frame(running("1", ["n1"], time_limit_s=90_000), SOON)
+    unlikely = [hint("n1", probability=0.4)]
+    assert plans(unlikely, nodes, jobs) == []
+    assert plans(unlikely, nodes, jobs, by_class={"power_throttle": 0.3}) == []
+    assert len(plans(unlikely, nodes, jobs, by_class={"thermal_throttle": 0.3})) == 1
+    assert plans([hint("n1", probability=0.8)], nodes, jobs, by_class={"thermal_throttle": 0.9}) == []
+
+
 def test_chance_of_a_hit_is_that_of_drawing_nodes():
     for pool, ill, need in [(4, 1, 1), (6, 2, 3), (5, 0, 2), (3, 2, 2), (2, 2, 1)]:
         draws = list(combinations(range(pool), need))
