@@ -13,6 +13,7 @@ from typing import Any
 
 from scheduler_hints.answers import Encoded, encode_job, encode_list, matches
 from scheduler_hints.errors import ApiError, BadRequestError, ForbiddenError, NotFoundError, encode_error
+from scheduler_hints.long_polls import LongPolls
 from scheduler_hints.metrics import Metrics
 from scheduler_hints.queries import PARAMETERS, parse_query
 from scheduler_hints.reloader import ShardStore
@@ -88,6 +89,7 @@ class Dispatcher:
         self._cache: dict[tuple[str, bytes, tuple[str, ...]], Encoded] = {}
         self._cached_bytes = 0
         self._generation = -1
+        self.polls = LongPolls(store)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -105,6 +107,8 @@ class Dispatcher:
         route = path if kind is not None else _JOB_ROUTE
         try:
             start, body = self._read(kind, path, scope)
+            if start["status"] == 304 and b"wait=" in scope["query_string"]:
+                start, body = await self._waited(kind, path, scope, receive, (start, body))
         except ApiError as error:
             await self._fail(error, route, send)
             return
@@ -114,6 +118,30 @@ class Dispatcher:
         self.metrics.count(route, start["status"])
         await send(start)
         await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body, "more_body": False})
+
+    async def _waited(
+        self, kind: str | None, path: str, scope: Scope, receive: Receive, answer: tuple[Message, bytes]
+    ) -> tuple[Message, bytes]:
+        """The answer to a poll that waits for a change: the first that is no 304, else the last one there was."""
+        values = parse_query(scope["query_string"], PARAMETERS[kind] if kind is not None else ())
+        until_s = self.store.clock() + float(values.get("wait", 0.0))
+        while answer[0]["status"] == 304:
+            generation, now_s = self.store.state.generation, self.store.clock()
+            # What is kept may not be kept beyond its life: then it is looked at again, and is perhaps a 503.
+            left_s = min(until_s - now_s, self._deadline_s(path, scope) - now_s + 0.01)
+            is_news = await self.polls.wait(generation, left_s, receive)
+            if not is_news and self.store.clock() >= until_s:
+                return self._read(kind, path, scope)
+            if not is_news and left_s > 0 and self.store.clock() < self._deadline_s(path, scope):
+                return answer  # the client has gone, or too many wait
+            answer = self._read(kind, path, scope)
+        return answer
+
+    def _deadline_s(self, path: str, scope: Scope) -> float:
+        """Until when the answer that is kept may be served."""
+        _, visible = self.gate.admit(_header(scope, b"authorization"))
+        entry = self._cache.get((path, scope["query_string"], visible))
+        return entry.deadline_s if entry is not None else self.store.clock()
 
     def _read(self, kind: str | None, path: str, scope: Scope) -> tuple[Message, bytes]:
         """Start message and body of a hot read."""
@@ -141,6 +169,7 @@ class Dispatcher:
                 entry = encode_job(state, self.gate.one(principal, visible, cluster, is_path=True), job_id, now_s)
             else:
                 values = parse_query(query, PARAMETERS[kind])
+                values.pop("wait", None)
                 wanted = values.get("cluster")
                 clusters = visible if wanted is None else (self.gate.one(principal, visible, str(wanted)),)
                 entry = encode_list(state, kind, clusters, values, now_s)
@@ -212,6 +241,10 @@ class Dispatcher:
     def shutdown(self) -> None:
         """Stop looking for new snapshots."""
         self.store.stop()
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for key, value in scope["headers"] if key == name), None)
 
 
 async def send_error(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:

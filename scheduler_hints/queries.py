@@ -94,6 +94,10 @@ class Parameter:
 
 
 _P = Parameter
+WAIT = _P(
+    "wait", "number", "With `If-None-Match`: hold the answer until something has changed, at most so long, s.", "0",
+    low=0, high=60,
+)  # fmt: skip
 CLUSTER = _P("cluster", "string", "Only this cluster; all that the token may see when left out.", "alpha")
 _MIN_PROBABILITY = "min_probability"
 
@@ -153,6 +157,8 @@ PARAMETERS: dict[str, tuple[Parameter, ...]] = {
         ),
     ),
 }  # fmt: skip
+
+PARAMETERS = {kind: (*parameters, WAIT) for kind, parameters in PARAMETERS.items()}
 
 Values = dict[str, str | int | float]
 
