@@ -9,6 +9,7 @@ from html import escape
 
 from dashboards.backtest_page import STYLE
 from models.replay.report import NOTES, ReplayReport
+from models.replay.workload import UNIT_WORDS
 
 _STYLE = (
     STYLE + "body{max-width:1300px}td{white-space:nowrap;font-variant-numeric:tabular-nums}.asked td{font-weight:600}"
@@ -29,7 +30,7 @@ def replay_page(report: ReplayReport, name: str) -> str:
         + "</tr>"
         for row in body
     )
-    of = f"{len(report.workload):,} jobs of {name} on {report.total:,} {report.workload.unit}"
+    of = f"{len(report.workload):,} jobs of {name} on {report.total:,} {UNIT_WORDS[report.workload.unit]}"
     notes = "".join(f"<li>{escape(note)}</li>" for note in (*NOTES, *report.workload.dropped))
     gap = report.gap_closed()
     closed = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from models.backtest import BacktestError
 from models.replay.policies import rule_of
 from models.replay.report import ReplayReport, compare
-from models.replay.workload import ReplayError, workload_of
+from models.replay.workload import UNIT_WORDS, ReplayError, workload_of
 from pipelines.backtesting import PAGE, REPORT, make_folder, read_jobs_file, write_together
 from pipelines.progress import Progress
 
@@ -46,7 +46,7 @@ def run_replay(
         raise ReplayError(str(error)) from error
     workload = workload_of(jobs, total, unit)
     with Progress("replay", "replays") as progress:
-        progress.stage(f"{len(workload):,} jobs on {total:,} {workload.unit}")
+        progress.stage(f"{len(workload):,} jobs on {total:,} {UNIT_WORDS[workload.unit]}")
         report = compare(
             workload, total, rule, f"{policy}, {runtimes}", draws=draws, progress=lambda done, of: progress(done, of, 1)
         )

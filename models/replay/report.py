@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,8 @@ class ReplayReport:
             )
             for row in rows
         ]
-        return "\n".join([self.verdict(), "", *(line.rstrip() for line in lines), "", *NOTES, *self.workload.dropped])
+        notes = [fill(note, 110) for note in (*NOTES, *self.workload.dropped)]
+        return "\n".join([self.verdict(), "", *(line.rstrip() for line in lines), "", *notes])
 
 
 def compare(

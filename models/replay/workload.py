@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 UNITS = ("gpus", "nodes", "cpus")
+UNIT_WORDS = {"gpus": "GPUs", "nodes": "nodes", "cpus": "CPUs"}
 NEEDED = ("submit_time", "start_time", "end_time")
 
 
