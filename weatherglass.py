@@ -420,7 +420,7 @@ def backtest(
 )
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of the outcome.")
 def replay(jobs: Path, nodes: int, policy: str, runtimes: str, unit: str | None, draws: int, out: Path) -> None:
-    """Replay recorded jobs under a scheduling policy, with and without forecasts.
+    """Replay recorded jobs under a scheduling policy.
 
     Writes schedule.parquet, report.json and report.html, and prints every figure beside those of other policies; what
     an unpatched Slurm can do stands first.
