@@ -240,8 +240,9 @@ def test_latest_is_what_was_scraped_when_it_was_scraped(prometheus: Callable[...
     assert fetched.gpu.sort("gpu_uuid")["step_time_s"].to_list() == [1.25, None, None, None]
     assert fetched.node.select("node", "is_up").sort("node").rows() == [("n1", True), ("n2", True)]
     assert {name: ok for name, ok, _ in source.check()} == {
-        "reachable": True, "clock": True, "metrics": True, "thermal_throttle": False, "power_throttle": False,
-        "nvlink_saturation": False, "memory_exhaustion": True, "fresh": True,
+        "reachable": True, "clock": True, "metrics": True, "thermal_throttle": None, "power_throttle": None,
+        "nvlink_saturation": None, "memory_exhaustion": True, "host_memory": None, "fabric_congestion": None,
+        "straggler": True, "fresh": True,
     }  # fmt: skip
     text = {name: message for name, _, message in source.check()}
     assert "DCGM_FI_DEV_CLOCKS_EVENT_REASONS" in text["thermal_throttle"]
