@@ -137,7 +137,8 @@ class HintsClient:
 
         Args:
             kind: `bottlenecks`, `backfill-windows`, `node-risks`, `jobs`, `reservation-plans` or `demand`.
-            parameters: Query parameters of that route; None leaves one out. `class` is given as `class_`.
+            parameters: Query parameters of that route; None leaves one out. `class` is given as `class_`. With `wait`
+                (s) the call takes up to so much longer when nothing has changed since the last one.
 
         Returns:
             The answer; never an expired one.
@@ -149,7 +150,11 @@ class HintsClient:
         if kind not in KINDS:
             raise ValueError(f"no kind {kind!r}; kinds: {', '.join(KINDS)}")
         query = {name.rstrip("_"): str(value) for name, value in sorted(parameters.items()) if value is not None}
-        return self._ask(str(httpx.URL(f"/v1/{kind}", params=query)))
+        wait_s = _seconds(query.get("wait"))
+        target = str(httpx.URL(f"/v1/{kind}", params=query))
+        # What is kept is the same whether or not a call would have waited for it.
+        kept_as = str(httpx.URL(f"/v1/{kind}", params={k: v for k, v in query.items() if k != "wait"}))
+        return self._ask(target, kept_as=kept_as, wait_s=wait_s)
 
     def bottlenecks(self, **parameters: Any) -> Answer:
         return self.get("bottlenecks", **parameters)
@@ -239,9 +244,18 @@ class HintsClient:
         """Seconds for which an answer may still be acted on; 0 when it may not."""
         return max(0.0, answer.deadline_s - self._clock()) if answer.is_fresh else 0.0
 
-    def _ask(self, target: str, *, keeps: bool = True, body: bytes | None = None) -> Answer:
+    def _ask(
+        self,
+        target: str,
+        *,
+        keeps: bool = True,
+        body: bytes | None = None,
+        kept_as: str | None = None,
+        wait_s: float = 0.0,
+    ) -> Answer:
+        name = kept_as or target
         with self._lock:
-            kept = self._kept.get(target) if keeps else None
+            kept = self._kept.get(name) if keeps else None
         headers: dict[str, str] = {}
         if kept is not None and self._clock() < kept.answer.deadline_s:
             headers["if-none-match"] = kept.etag
@@ -249,27 +263,32 @@ class HintsClient:
             headers["content-type"] = "application/json"
         asked_s = self._clock()  # an answer's life is counted from before the question: never too long
         try:
-            response, content = self._exchange(target, headers, body)
+            response, content = self._exchange(target, headers, body, self.timeout_s + wait_s)
             answer = self._read(response, content, kept, asked_s)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, _OutageError) as error:
             return self._last_good(
                 kept, f"{str(self._http.base_url).rstrip('/')}{target}: {error or type(error).__name__}"
             )
         if keeps and (etag := response.headers.get("etag")):
-            self._keep(target, _Kept(etag, answer))
+            self._keep(name, _Kept(etag, answer))
         return answer
 
-    def _exchange(self, target: str, headers: dict[str, str], body: bytes | None) -> tuple[httpx.Response, bytes]:
+    def _exchange(
+        self, target: str, headers: dict[str, str], body: bytes | None, most_s: float
+    ) -> tuple[httpx.Response, bytes]:
         """One request, and once more when an idle connection had been closed by the server meanwhile."""
         try:
-            return self._send(target, headers, body)
+            return self._send(target, headers, body, most_s)
         except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-            return self._send(target, headers, body)
+            return self._send(target, headers, body, most_s)
 
-    def _send(self, target: str, headers: dict[str, str], body: bytes | None) -> tuple[httpx.Response, bytes]:
-        until = time.monotonic() + self.timeout_s
+    def _send(
+        self, target: str, headers: dict[str, str], body: bytes | None, most_s: float
+    ) -> tuple[httpx.Response, bytes]:
+        until = time.monotonic() + most_s
+        timeout = httpx.Timeout(self.timeout_s, read=most_s)
         method = "GET" if body is None else "POST"
-        with self._http.stream(method, target, headers=headers, content=body) as response:
+        with self._http.stream(method, target, headers=headers, content=body, timeout=timeout) as response:
             parts: list[bytes] = []
             size = 0
             for part in response.iter_bytes():
@@ -277,7 +296,7 @@ class HintsClient:
                 if size > MAX_ANSWER_BYTES:
                     raise _OutageError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
                 if time.monotonic() > until:
-                    raise _OutageError(f"the answer took longer than {self.timeout_s} s")
+                    raise _OutageError(f"the answer took longer than {most_s:g} s")
                 parts.append(part)
         return response, b"".join(parts)
 
@@ -331,6 +350,14 @@ def _quote(text: str) -> str:
     from urllib.parse import quote
 
     return quote(text, safe="")
+
+
+def _seconds(text: str | None) -> float:
+    """How long a call asks to wait; what is no number the API refuses."""
+    try:
+        return min(max(0.0, float(text or 0)), 60.0)
+    except ValueError:
+        return 0.0
 
 
 def _number(value: Any) -> float:

@@ -234,6 +234,10 @@ class Dispatcher:
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
+    def end_polls(self) -> None:
+        """Answer polls that wait, for the process is to stop. On the event loop."""
+        self.polls.end()
+
     def startup(self) -> None:
         """Read what is published and go on looking; where the server knows no lifespan, call it before serving."""
         self.store.start()

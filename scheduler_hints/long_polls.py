@@ -12,8 +12,8 @@ from typing import Any
 
 from scheduler_hints.reloader import ShardStore
 
-MAX_WAITING = 5_000
-"""Polls beyond these are answered at once."""
+MAX_WAITING = 2_048
+"""Polls beyond these are answered at once: half of the connections that the server takes, so that others find room."""
 
 
 class LongPolls:
@@ -25,6 +25,7 @@ class LongPolls:
 
     def __init__(self, store: ShardStore) -> None:
         self.waiting = 0
+        self._is_over = False
         self._store = store
         self._seen = store.state.generation
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -46,6 +47,11 @@ class LongPolls:
             self._changed.set()
             self._changed = None
 
+    def end(self) -> None:
+        """Answer all who wait, and let nobody wait any more: the process is to stop. On the event loop."""
+        self._is_over = True
+        self._wake()
+
     async def wait(self, generation: int, most_s: float, receive: Callable[[], Awaitable[Any]]) -> bool:
         """Wait for a state other than one, at most so long.
 
@@ -55,9 +61,9 @@ class LongPolls:
             receive: Gives messages of the client; one that it has gone ends the wait.
 
         Returns:
-            Whether to look again; false when the time is over or the client has gone.
+            Whether to look again; false when the time is over, the client has gone or the process stops.
         """
-        if most_s <= 0 or self.waiting >= MAX_WAITING:
+        if self._is_over or most_s <= 0 or self.waiting >= MAX_WAITING:
             return False
         self._loop = asyncio.get_running_loop()
         if self._changed is None:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -34,8 +35,17 @@ log = logging.getLogger(__name__)
 HEAD_TIMEOUT_S = 75.0
 SEND_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES = 16 * 1024
-CONNECTIONS = 1024
+CONNECTIONS = 4096
 GRACE_S = 5.0
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise the limit of open files, 1,024 on many machines, as far as this user may: a connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 class ServerError(Exception):
@@ -104,6 +114,7 @@ def serve(
     Raises:
         ServerError: The address cannot be taken.
     """
+    _allow_files(2 * CONNECTIONS)
     listener = listen(host, port)
     try:
         with _runner() as runner:
@@ -128,9 +139,10 @@ async def _serve(
     on_listening: Callable[[int], object] | None,
     head_timeout_s: float,
 ) -> None:
+    application = factory()
     server = _Server(
         listener,
-        target=factory(),
+        target=application,
         interface=Interfaces.ASGI,
         http=HTTPModes.http1,
         websockets=False,
@@ -155,6 +167,10 @@ async def _serve(
     waiting = asyncio.create_task(stopping.wait())
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
+    end_polls = getattr(application, "end_polls", None)  # another application has none
+    if end_polls is not None:
+        end_polls()
+        await asyncio.sleep(0.05)  # their answers are on their way
     server.stop()
     done, _ = await asyncio.wait({serving}, timeout=GRACE_S)
     if done:
