@@ -63,8 +63,8 @@ def test_the_end_of_the_time_is_a_304_and_others_are_served_meanwhile(served: An
 
 def test_what_is_kept_is_not_held_beyond_its_life(served: Any) -> None:
     publisher, client = served
-    again(publisher, "bottlenecks", [bottleneck("short")], ttl_s=4)
-    first = wait_for(lambda: "short" in (reply := client.get("/v1/bottlenecks")).text and reply)
+    again(publisher, "bottlenecks", [bottleneck("brief")], ttl_s=4)
+    first = wait_for(lambda: "brief" in (reply := client.get("/v1/bottlenecks")).text and reply)
     began = time.monotonic()
     reply = client.get("/v1/bottlenecks?wait=15", headers={"if-none-match": first.headers["etag"]})
     assert reply.status_code == 503, "it expired while the poll waited"
