@@ -1,27 +1,32 @@
 """How well host memory and fabric congestion are forecast on simulated clusters that no model was trained or chosen on.
 
-As `benchmarks/bottleneck.py` does for classes of GPUs: learned on pooled clusters, judged on others of other seeds, a
-fifth of the samples missing, two onsets in five steps without a precursor. Steps of jobs are not told, so that signs
-alone count as congestion. Rates are high, so that a day of a small cluster has enough onsets; precision at base rates
-would be lower. `python -m benchmarks.unit_bottleneck` takes some five minutes.
+As `benchmarks/bottleneck.py` does for classes of GPUs: learned on pooled clusters, judged on those of
+`unit_acceptance.json`, which have other seeds and GPU models; a fifth of the samples missing, two onsets in five steps
+without a precursor. Steps of jobs are not told, so that signs alone count as congestion. Rates are high, so that a day
+of a small cluster has enough onsets; precision at base rates would be lower. `python -m benchmarks.unit_bottleneck`
+takes some ten minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from benchmarks import bottleneck_rows
 from benchmarks.bottleneck_rows import Asked
 from benchmarks.bottleneck_scores import count
+from benchmarks.scenarios import ScenarioError
 from features.thresholds import ThresholdBook
 from features.unit_history import UnitHistory
 from models.bottleneck import HazardForecaster
@@ -37,18 +42,43 @@ CLASSES = ("host_memory", "fabric_congestion")
 RATES = {"thermal": 0.0, "nvlink": 0.0, "memory": 0.0, "hot_aisle": 0.0, "fabric": 0.03, "host_memory": 0.03}
 NODES, HOURS, MISSING = 32, 12.0, 0.2
 TRAINING = [(311, 5.0), (312, 5.0), (313, 15.0), (314, 15.0), (315, 15.0), (316, 30.0), (317, 30.0)]
-JUDGED = [(331, 5.0), (332, 5.0), (333, 15.0), (334, 15.0), (335, 30.0), (336, 30.0)]
+ACCEPTANCE = Path(__file__).with_name("unit_acceptance.json")
+ACCEPTANCE_SHA256 = "3be06215a63b857e5950a02b027d39913a903faa232888624a4ed8aab0877559"
 THRESHOLDS = (0.5, 0.7)
+TRAINED_ON = "NVIDIA H100 80GB HBM3"
 
 
-def asked(seed: int, sampling_s: float) -> dict[str, Asked]:
+class Scenario(msgspec.Struct, frozen=True):
+    """One simulated cluster that is judged on."""
+
+    seed: int
+    gpu_model: str
+    sampling_s: float
+    hours: float
+
+
+def acceptance(path: Path = ACCEPTANCE) -> list[Scenario]:
+    """The clusters that are judged on.
+
+    Raises:
+        ScenarioError: The file is not the committed one.
+    """
+    text = path.read_bytes()
+    found = hashlib.sha256(text).hexdigest()
+    if found != ACCEPTANCE_SHA256:
+        raise ScenarioError(f"{path.name} has SHA-256 {found}; the committed scenarios have {ACCEPTANCE_SHA256}")
+    return msgspec.json.decode(text, type=list[Scenario])
+
+
+def asked(seed: int, sampling_s: float, gpu_model: str = TRAINED_ON, hours: float = HOURS) -> dict[str, Asked]:
     """Rows and onsets of both classes on one cluster."""
     cluster = SimulatedCluster(
-        nodes=NODES, seed=seed, start=START - timedelta(days=1), tick_s=sampling_s, rates=Rates(**RATES)
-    )
+        nodes=NODES, seed=seed, start=START - timedelta(days=1), tick_s=sampling_s, rates=Rates(**RATES),
+        gpu_model=gpu_model,
+    )  # fmt: skip
     cluster.advance_jobs(START)
     taken: dict[str, list[pl.DataFrame]] = {name: [] for name in CLASSES}
-    for _ in range(int(HOURS * 3600 / sampling_s)):
+    for _ in range(int(hours * 3600 / sampling_s)):
         cluster.step()
         taken["host_memory"].append(cluster.node_frame())
         taken["fabric_congestion"].append(cluster.port_frame())
@@ -98,8 +128,11 @@ def main() -> Iterator[str]:
     parts = [asked(seed, sampling_s) for seed, sampling_s in TRAINING]
     train = {name: pooled([part[name].rows for part in parts]) for name in CLASSES}
     model = HazardForecaster.fit(train, seed=1, threads=1)
-    for sampling_s in sorted({sampling for _, sampling in JUDGED}):
-        clusters = [asked(*one) for one in JUDGED if one[1] == sampling_s]
+    judged = acceptance()
+    for sampling_s in sorted({one.sampling_s for one in judged}):
+        clusters = [
+            asked(one.seed, sampling_s, one.gpu_model, one.hours) for one in judged if one.sampling_s == sampling_s
+        ]
         for name in CLASSES:
             yield from _class(
                 f"{name}, {sampling_s:g} s", [part[name] for part in clusters], model, NaiveOnsets(train[name])
