@@ -2,7 +2,7 @@
 
 Published figures first; then `models.replay.policies.FORECAST`, which was chosen on other traces
 (`benchmarks/replay_choice.py`), over its neighbourhood and over shaken inputs, beside limits, twice the limits and
-clairvoyance; then what an unpatched Slurm makes of it. `python -m benchmarks.replay` takes two minutes.
+clairvoyance; then what an unpatched Slurm makes of it. `python -m benchmarks.replay` takes half a minute.
 """
 
 from __future__ import annotations
