@@ -898,8 +898,10 @@ def test_nothing_is_lost_or_doubled_when_either_end_is_killed(
         assert ingested() < killed  # nothing comes: it waits, and does not take the gap for the truth
         child = Process(argv, tmp_path / "child.log")
         caught_up(now_ms())
+        stopping_ms = now_ms()
         server.stop()
         server.start()
+        started_ms = now_ms()
         # As many as the bounds below ask for, however slowly this machine scrapes.
         enough = 220 * len(NAMES)
         wait_until(lambda: len(raw_of(server, begin_ms, now_ms())) > enough, 120, what="220 samples of each name")
@@ -908,7 +910,14 @@ def test_nothing_is_lost_or_doubled_when_either_end_is_killed(
         end_ms = round(mark.timestamp() * 1000)
         stored = {key: got for key, got in logged(folder).items() if begin_ms <= int(key[-1]) < end_ms}
         wanted = raw_of(server, begin_ms, end_ms)
-        assert {key: got[0] for key, got in stored.items()} == wanted
+        # A scrape that the stop breaks off is written down as `up` 0 by a Prometheus that sends nothing any more.
+        broken_off = [
+            key for key, value in wanted.items()
+            if key not in stored and "__name__=up" in key and value == 0
+            and stopping_ms - 2_000 <= int(key[-1]) <= started_ms
+        ]  # fmt: skip
+        assert len(broken_off) <= 2, "one a target at most"
+        assert {key: got[0] for key, got in stored.items()} == {k: v for k, v in wanted.items() if k not in broken_off}
         assert all(len(set(got)) == 1 for got in stored.values())
         rows = same_rows(reader, server, begin_ms, end_ms)
         kept = store.query(
