@@ -14,6 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from benchmarks.scenarios import Scenario, key_of, record
+from features.cell_history import CellHistory
 from features.history import SampleHistory
 from features.windows import FEATURES, FeatureBlock
 from models.onsets import Course, Rows, course, tick_rows
@@ -77,19 +78,29 @@ def asked(
     return out
 
 
-def onsets_of(history: SampleHistory, of: Course, truth: pl.DataFrame) -> pl.DataFrame:
-    """Labelled onsets beside what the simulator says of them: only it knows ramps from steps, and the true moment."""
+def onsets_of(
+    history: CellHistory, of: Course, truth: pl.DataFrame, *, column: str = "gpu_uuid", slack_s: float | None = None
+) -> pl.DataFrame:
+    """Labelled onsets beside what the simulator says of them: only it knows ramps from steps, and the true moment.
+
+    Args:
+        history: The samples.
+        of: The class followed through them.
+        truth: The simulator's own account.
+        column: What of it names the things of the history; of a port its node.
+        slack_s: How far a label may lie from the true moment, s; None: a minute and an interval.
+    """
     come = truth.filter((pl.col("class") == of.bottleneck_class) & pl.col("onset").is_not_null())
     of_gpu: dict[str, list[tuple[float, bool, float]]] = {}
     for uuid, onset, is_step, ramp in come.select(
-        "gpu_uuid", pl.col("onset").dt.epoch("us") / 1e6, "is_step", pl.col("ramp_start").dt.epoch("us") / 1e6
+        column, pl.col("onset").dt.epoch("us") / 1e6, "is_step", pl.col("ramp_start").dt.epoch("us") / 1e6
     ).iter_rows():
         of_gpu.setdefault(uuid, []).append((onset, is_step, np.nan if ramp is None else onset - ramp))
-    slack = 60 + history.interval_s
+    slack = 60 + history.interval_s if slack_s is None else slack_s
     found = []
     for row in of.onset_row.tolist():
         gpu, at = int(history.gpu[row]), float(history.ts[row])
-        near = [one for one in of_gpu.get(history.uuids[gpu], ()) if abs(at - one[0]) <= slack]
+        near = [one for one in of_gpu.get(history.uuids[gpu].partition("/")[0], ()) if abs(at - one[0]) <= slack]
         true, is_step, length = min(near, key=lambda one: abs(at - one[0])) if near else (at, True, np.nan)
         found.append((gpu, int(history.job[row]), at, min(true, at), not is_step, length))
     kinds = {"gpu": pl.Int64, "job": pl.Int64, "label_s": pl.Float64, "true_s": pl.Float64, "is_ramp": pl.Boolean,
@@ -105,6 +116,7 @@ def pooled(parts: list[Rows]) -> Rows:
         np.concatenate([rows.block.gpus + base for rows, base in zip(parts, step, strict=True)]),
         np.concatenate([rows.block.at_s for rows in parts]),
         np.concatenate([rows.block.matrix for rows in parts]),
+        parts[0].block.index,
     )
     node = np.concatenate([rows.node + base for rows, base in zip(parts, step, strict=True)])
     job = np.concatenate([np.where(rows.job >= 0, rows.job + base, -1) for rows, base in zip(parts, step, strict=True)])

@@ -88,11 +88,20 @@ def acceptance(path: Path = ACCEPTANCE) -> list[Scenario]:
     Raises:
         ScenarioError: The file is not the committed one.
     """
+    return msgspec.json.decode(committed(path, ACCEPTANCE_SHA256), type=list[Scenario])
+
+
+def committed(path: Path, sha256: str) -> bytes:
+    """What a file of scenarios holds.
+
+    Raises:
+        ScenarioError: It is not the committed one.
+    """
     text = path.read_bytes()
     found = hashlib.sha256(text).hexdigest()
-    if found != ACCEPTANCE_SHA256:
-        raise ScenarioError(f"{path.name} has SHA-256 {found}; the committed scenarios have {ACCEPTANCE_SHA256}")
-    return msgspec.json.decode(text, type=list[Scenario])
+    if found != sha256:
+        raise ScenarioError(f"{path.name} has SHA-256 {found}; the committed scenarios have {sha256}")
+    return text
 
 
 def key_of(scenario: Scenario) -> str:

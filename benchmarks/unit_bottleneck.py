@@ -10,9 +10,7 @@ takes some ten minutes.
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import add
@@ -23,16 +21,15 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from benchmarks import bottleneck_rows
-from benchmarks.bottleneck_rows import Asked
+from benchmarks.bottleneck_rows import Asked, onsets_of, pooled
 from benchmarks.bottleneck_scores import count
-from benchmarks.scenarios import ScenarioError
+from benchmarks.scenarios import committed
 from features.thresholds import ThresholdBook
 from features.unit_history import UnitHistory
 from models.bottleneck import HazardForecaster
 from models.naive_onsets import NAMES, NaiveOnsets
 from models.onset_scores import brier, skill
-from models.onsets import Course, Rows, course, tick_rows
+from models.onsets import course, tick_rows
 from models.trend import HORIZONS_S, TrendForecaster
 from simulator.cluster import SimulatedCluster
 from simulator.events import Rates
@@ -63,11 +60,7 @@ def acceptance(path: Path = ACCEPTANCE) -> list[Scenario]:
     Raises:
         ScenarioError: The file is not the committed one.
     """
-    text = path.read_bytes()
-    found = hashlib.sha256(text).hexdigest()
-    if found != ACCEPTANCE_SHA256:
-        raise ScenarioError(f"{path.name} has SHA-256 {found}; the committed scenarios have {ACCEPTANCE_SHA256}")
-    return msgspec.json.decode(text, type=list[Scenario])
+    return msgspec.json.decode(committed(path, ACCEPTANCE_SHA256), type=list[Scenario])
 
 
 def asked(seed: int, sampling_s: float, gpu_model: str = TRAINED_ON, hours: float = HOURS) -> dict[str, Asked]:
@@ -94,33 +87,8 @@ def asked(seed: int, sampling_s: float, gpu_model: str = TRAINED_ON, hours: floa
         rows = tick_rows(
             history, of, float(history.ts.min()), float(history.ts.max()), tick_s=max(sampling_s, 5.0), seed=seed
         )
-        out[name] = Asked(rows, onsets_of(history, of, truth), len(history.ts))
+        out[name] = Asked(rows, onsets_of(history, of, truth, column="node", slack_s=90.0), len(history.ts))
     return out
-
-
-def onsets_of(history: UnitHistory, of: Course, truth: pl.DataFrame) -> pl.DataFrame:
-    """Labelled onsets beside what the simulator says of them."""
-    come = truth.filter((pl.col("class") == of.bottleneck_class) & pl.col("onset").is_not_null())
-    of_node: dict[str, list[tuple[float, bool, float]]] = {}
-    for node, onset, is_step, ramp in come.select(
-        "node", pl.col("onset").dt.epoch("us") / 1e6, "is_step", pl.col("ramp_start").dt.epoch("us") / 1e6
-    ).iter_rows():
-        of_node.setdefault(node, []).append((onset, is_step, np.nan if ramp is None else onset - ramp))
-    found = []
-    for row in of.onset_row.tolist():
-        unit, at = int(history.gpu[row]), float(history.ts[row])
-        near = [one for one in of_node.get(history.uuids[unit].partition("/")[0], ()) if abs(at - one[0]) <= 90]
-        true, is_step, length = min(near, key=lambda one: abs(at - one[0])) if near else (at, True, np.nan)
-        found.append((unit, -1, at, min(true, at), not is_step, length))
-    kinds = {"gpu": pl.Int64, "job": pl.Int64, "label_s": pl.Float64, "true_s": pl.Float64, "is_ramp": pl.Boolean,
-             "length_s": pl.Float64}  # fmt: skip
-    return pl.DataFrame(found, schema=kinds, orient="row")
-
-
-def pooled(parts: list[Rows]) -> Rows:
-    """Rows of several clusters as one, with the features of their class."""
-    rows = bottleneck_rows.pooled(parts)
-    return replace(rows, block=replace(rows.block, index=parts[0].block.index))
 
 
 def main() -> Iterator[str]:

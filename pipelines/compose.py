@@ -317,7 +317,7 @@ def build_kubernetes_agent(settings: Settings, mode: Any = None) -> Any:
     from scheduler_hints.client import HintsClient
     from scheduler_hints.kubernetes_agent import KubernetesAgent, Marks, fetch_from
     from scheduler_hints.kubernetes_nodes import KubernetesError, KubernetesNodes
-    from scheduler_hints.slurm_audit import Ledger, jsonl_audit
+    from scheduler_hints.slurm_audit import Ledger, actions_path, jsonl_audit
 
     wanted = settings.kubernetes
     name = one_cluster(settings, wanted.cluster or None)
@@ -326,7 +326,7 @@ def build_kubernetes_agent(settings: Settings, mode: Any = None) -> Any:
     except KubernetesError as error:
         raise CommandError(str(error)) from error
     client = HintsClient(api_url(settings), token=os.environ.get("WEATHERGLASS_TOKEN"))
-    audit = jsonl_audit(settings.state / "actions" / f"{name}.jsonl")
+    audit = jsonl_audit(actions_path(settings.state, name))
     return KubernetesAgent(
         name,
         fetch_from(client, name),
@@ -386,7 +386,7 @@ def build_agent(settings: Settings, mode: Any = None) -> Any:
     from scheduler_hints.client import HintsClient
     from scheduler_hints.plan_feed import fetch_from
     from scheduler_hints.slurm_agent import SlurmAgent
-    from scheduler_hints.slurm_audit import jsonl_audit
+    from scheduler_hints.slurm_audit import actions_path, jsonl_audit
     from scheduler_hints.slurm_commands import SlurmCommands
     from scheduler_hints.slurm_guard import Limits
 
@@ -404,7 +404,7 @@ def build_agent(settings: Settings, mode: Any = None) -> Any:
         fetch_from(client, name),
         commands,
         mode=mode or wanted.mode,
-        audit=jsonl_audit(settings.state / "actions" / f"{name}.jsonl"),
+        audit=jsonl_audit(actions_path(settings.state, name)),
         limits=Limits(wanted.max_leases, wanted.max_nodes_ratio, max_lease_s=max(3600.0, settings.hints.plan_lease_s)),
         breaker_failures=wanted.breaker_failures,
         breaker_open_s=wanted.breaker_open_s,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import time
 from datetime import datetime
 from pathlib import Path
@@ -20,16 +21,12 @@ import polars as pl
 from features.vocabulary import conform
 from pipelines.sources import SourceError
 from pipelines.store import Store
+from scheduler_hints.slurm_audit import actions_path
 
 TABLE = "out_actions"
 log = logging.getLogger(__name__)
 _KEYS = ("ts", "actor", "action")
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
-
-
-def actions_path(state: Path, cluster: str) -> Path:
-    """The file that the agents of a cluster append to."""
-    return state / "actions" / f"{cluster}.jsonl"
 
 
 def keep_actions(store: Store, state: Path, cluster: str) -> int:
@@ -64,7 +61,8 @@ def keep_actions(store: Store, state: Path, cluster: str) -> int:
 
 def _taken(path: Path) -> list[Path]:
     """Files that nobody appends to any more, oldest first: those left by an earlier run, else the one just closed."""
-    left = sorted(path.parent.glob(f"{path.stem}.*.taken"))
+    closed_name = re.compile(re.escape(path.stem) + r"\.\d{20}\.taken")  # names of clusters may hold dots
+    left = sorted(one for one in path.parent.glob("*.taken") if closed_name.fullmatch(one.name))
     if left or not path.exists():
         return left
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -19,12 +19,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from scheduler_hints.schema import ErrorBody, ErrorDetail
 
+T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
 
 
@@ -126,6 +127,29 @@ def invalid_body(error: msgspec.ValidationError, shapes: Mapping[str, type[msgsp
         hint = f"; did you mean `{near[0]}`?" if near else ""
         text = f"unknown field `{unknown[1][:64]}`{unknown[2] or ''}{hint}; valid: {', '.join(fields)}"
     return InvalidBodyError("invalid_body", text, valid)
+
+
+def decode_body(
+    decoder: msgspec.json.Decoder[T], body: bytes, shapes: Mapping[str, type[msgspec.Struct]], note: str = ""
+) -> T:
+    """Decode a JSON body.
+
+    Args:
+        decoder: Of its type.
+        body: As it came.
+        shapes: As of `invalid_body`.
+        note: What else to know where it is no JSON at all.
+
+    Raises:
+        BadRequestError: It is not JSON.
+        InvalidBodyError: It has the wrong shape; the message names the field.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid_body(error, shapes) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError("bad_json", f"the body is not JSON{note}: {error}") from None
 
 
 class UnavailableError(ApiError):

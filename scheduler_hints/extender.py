@@ -17,20 +17,16 @@ import msgspec
 
 from scheduler_hints.errors import BadRequestError
 from scheduler_hints.offers import may_act
+from scheduler_hints.plan_needs import NODE_WORDS
 from scheduler_hints.schema import Bottleneck, NodeRisk, Window
 
 MAX_SCORE = 10  # `MaxExtenderPriority` of kube-scheduler
 _FIT_SCORE = 3  # of it, for a node whose window holds the pod; where the length of the pod is known
 RUNTIME_ANNOTATION = "weatherglass/expected-runtime-s"
 # What a node does to whatever is put there. Device memory runs out by a job's own doing.
-NODE_CLASSES = frozenset(
-    {"thermal_throttle", "power_throttle", "nvlink_saturation", "fabric_congestion", "straggler", "host_memory"}
-)
-_WORDS = {
-    "thermal_throttle": "thermal throttling", "power_throttle": "power throttling",
-    "nvlink_saturation": "NVLink saturation", "fabric_congestion": "fabric congestion", "straggler": "a slow GPU",
-    "host_memory": "host memory running out",
-}  # fmt: skip
+_WORDS = NODE_WORDS | {"host_memory": "host memory running out"}
+_FAULT = "a hardware fault"
+_NOTHING = (0.0, "", _FAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +47,16 @@ class ExtenderConfig:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is foreseen of one node: probability of trouble within minutes, of a fault within 1 h and 24 h, and why."""
+    """What is foreseen of one node: probability of trouble within minutes, of a fault within 1 h and 24 h, and why.
+
+    `kind` is what is likeliest, in words that stay while numbers change.
+    """
 
     trouble: float = 0.0
     fault_1h: float = 0.0
     fault_24h: float = 0.0
     reason: str = ""
+    kind: str = _FAULT
 
     @property
     def worst(self) -> float:
@@ -182,23 +182,23 @@ def verdicts(hints: Iterable[Bottleneck], risks: Iterable[NodeRisk]) -> dict[str
 
     Hints that are silenced, held out, or leave no time to act count for nothing.
     """
-    trouble: dict[str, tuple[float, str]] = {}
+    trouble: dict[str, tuple[float, str, str]] = {}
     for hint in hints:
-        if hint.bottleneck_class not in NODE_CLASSES or hint.action == "none" or not may_act(hint):
+        if hint.bottleneck_class not in _WORDS or hint.action == "none" or not may_act(hint):
             continue
         p = 1.0 if hint.is_active else hint.probability
         when = "now" if hint.is_active else f"within {hint.horizon_s} s with probability {p:.2f}"
-        words = f"{_WORDS[hint.bottleneck_class]} {when} (hint {hint.id})"
+        kind = _WORDS[hint.bottleneck_class]
         for node in {*hint.nodes, hint.node} - {None}:
             assert node is not None
-            if p > trouble.get(node, (0.0, ""))[0]:
-                trouble[node] = (p, words)
-    out = {node: Verdict(trouble=p, reason=words) for node, (p, words) in trouble.items()}
+            if p > trouble.get(node, _NOTHING)[0]:
+                trouble[node] = (p, f"{kind} {when} (hint {hint.id})", kind)
+    out = {node: Verdict(trouble=p, reason=words, kind=kind) for node, (p, words, kind) in trouble.items()}
     for risk in risks:
-        p, words = trouble.get(risk.node, (0.0, ""))
+        p, words, kind = trouble.get(risk.node, _NOTHING)
         if risk.p_1h > p:
-            words = f"a hardware fault within 1 h with probability {risk.p_1h:.2f} (node risk)"
-        out[risk.node] = Verdict(p, risk.p_1h, risk.p_24h, words)
+            words, kind = f"{_FAULT} within 1 h with probability {risk.p_1h:.2f} (node risk)", _FAULT
+        out[risk.node] = Verdict(p, risk.p_1h, risk.p_24h, words, kind)
     return out
 
 
@@ -212,11 +212,11 @@ def filtered(args: ExtenderArgs, foreseen: Mapping[str, Verdict], config: Extend
     bad = [
         (verdict.worst, name)
         for name in args.names
-        if (verdict := _of(foreseen, name)) is not None and verdict.worst >= config.filter_probability
+        if (verdict := verdict_of(foreseen, name)) is not None and verdict.worst >= config.filter_probability
     ]
     most = min(int(config.filter_max_ratio * len(args.names)), len(args.names) - 1)
     refused = {name for _, name in heapq.nlargest(max(most, 0), bad)}
-    failed = {name: f"Weatherglass: {(_of(foreseen, name) or Verdict()).reason}" for name in sorted(refused)}
+    failed = {name: f"Weatherglass: {(verdict_of(foreseen, name) or Verdict()).reason}" for name in sorted(refused)}
     passed = [name for name in args.names if name not in refused] if refused else args.names
     if args.nodes is None:
         return FilterResult(None, passed, failed)
@@ -237,14 +237,14 @@ def prioritized(
     if args.runtime_s is None:
         safe = [HostPriority(name, MAX_SCORE) for name in args.names]
         for priority in safe:
-            verdict = _of(foreseen, priority.host)
+            verdict = verdict_of(foreseen, priority.host)
             if verdict is not None:
                 priority.score = round(MAX_SCORE * verdict.safety)
         return safe
     until = now + timedelta(seconds=args.runtime_s + config.guard_s)
     out = []
     for name in args.names:
-        verdict = _of(foreseen, name)
+        verdict = verdict_of(foreseen, name)
         safety = verdict.safety if verdict is not None else 1.0
         end = free_until.get(name, now)
         score = (MAX_SCORE - _FIT_SCORE) * safety + (_FIT_SCORE if end is None or end >= until else 0)
@@ -252,7 +252,7 @@ def prioritized(
     return out
 
 
-def _of(foreseen: Mapping[str, Verdict], name: str) -> Verdict | None:
+def verdict_of(foreseen: Mapping[str, Verdict], name: str) -> Verdict | None:
     """What is foreseen of a node, under its name or, where telemetry has short names, its first part."""
     found = foreseen.get(name)
     return found if found is not None or "." not in name else foreseen.get(name.partition(".")[0])

@@ -6,7 +6,7 @@ shape, its keeping and its route; the record itself stands in `slurm_audit.py`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,10 +18,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from scheduler_hints.dispatch import Gate
-from scheduler_hints.errors import BadRequestError, UnavailableError, UnsupportedMediaError, invalid_body
-from scheduler_hints.queries import parse_query
-from scheduler_hints.slurm_audit import action_rows, jsonl_audit
-from scheduler_hints.tokens import ANYONE
+from scheduler_hints.errors import UnavailableError, decode_body
+from scheduler_hints.senders import ReadBody, name_of, sent
+from scheduler_hints.slurm_audit import action_rows, actions_path, jsonl_audit
 
 ACTION = "feedback"
 Verdict = Literal["right", "wrong", "useful", "useless"]
@@ -64,12 +63,7 @@ def decode_feedback(body: bytes) -> FeedbackRequest:
         BadRequestError: It is not JSON.
         InvalidBodyError: It has the wrong shape; the message names the field.
     """
-    try:
-        return _request.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid_body(error, {"feedback": FeedbackRequest}) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequestError("bad_json", f"the body is not JSON: {error}") from None
+    return decode_body(_request, body, {"feedback": FeedbackRequest})
 
 
 def keep_feedback(published: Path, asked: FeedbackRequest, who: str, now: datetime) -> FeedbackKept:
@@ -83,7 +77,7 @@ def keep_feedback(published: Path, asked: FeedbackRequest, who: str, now: dateti
         job_id=asked.job_id or "", nodes=[asked.node] if asked.node else [], actor=who, verdict=asked.verdict,
     )  # fmt: skip
     try:
-        jsonl_audit(published.parent / "actions" / f"{asked.cluster}.jsonl")(row)
+        jsonl_audit(actions_path(published.parent, asked.cluster))(row)
     except OSError as error:
         raise UnavailableError("feedback_unwritable", f"feedback cannot be kept: {error.strerror or error}") from None
     return FeedbackKept(asked.cluster, asked.hint_id, asked.verdict, who, now)
@@ -98,26 +92,16 @@ class FeedbackRoutes:
         answer: Makes an answer of an object.
     """
 
-    def __init__(
-        self, gate: Gate, body: Callable[[Request], Awaitable[bytes]], answer: Callable[[Any], Response]
-    ) -> None:
+    def __init__(self, gate: Gate, body: ReadBody, answer: Callable[[Any], Response]) -> None:
         self._gate, self._body, self._answer = gate, body, answer
 
     def routes(self) -> list[Route]:
         return [Route("/v1/feedback", self.say, methods=["POST"])]
 
     async def say(self, request: Request) -> Response:
-        parse_query(request.scope["query_string"], ())
-        header = request.headers.get("authorization")
-        principal, visible = self._gate.admit(None if header is None else header.encode("latin-1"))
-        principal.require("place")
-        if "content-type" not in request.headers:
-            raise UnsupportedMediaError("unsupported_media_type", "no Content-Type; send application/json")
-        asked = decode_feedback(await self._body(request))
+        principal, visible, body = await sent(self._gate, self._body, request, "place")
+        asked = decode_feedback(body)
         self._gate.one(principal, visible, asked.cluster)
-        is_named = principal is not ANYONE
-        if is_named and asked.who not in (None, principal.name):
-            raise BadRequestError("bad_value", f"who={asked.who!r}: the token is of {principal.name!r}")
-        who = principal.name if is_named else asked.who or "anyone"
+        who = name_of(principal, asked.who)
         now = datetime.now(UTC)
         return self._answer(await run_in_threadpool(keep_feedback, self._gate.store.published, asked, who, now))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from scheduler_hints.errors import BadRequestError, ForecastUnavailableError, UnavailableError, invalid_body
+from scheduler_hints.errors import BadRequestError, ForecastUnavailableError, UnavailableError, decode_body
 from scheduler_hints.schema import Quantiles
 
 MAX_JOBS = 1_000
@@ -199,12 +199,7 @@ def decode_request(body: bytes) -> ForecastRequest:
         BadRequestError: It is not JSON, or a `submit_time` is not of this age.
         InvalidBodyError: It has the wrong shape; the message names the field.
     """
-    try:
-        request = _request_decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid_body(error, {"request": ForecastRequest, "job": JobRequest}) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequestError("bad_json", f"the body is not JSON: {error}") from None
+    request = decode_body(_request_decoder, body, {"request": ForecastRequest, "job": JobRequest})
     first, last = SUBMIT_YEARS
     for index, job in enumerate(request.jobs):
         if job.submit_time is not None and not first <= job.submit_time.year < last:

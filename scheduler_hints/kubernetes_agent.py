@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from scheduler_hints.client import HintsClient, HintsError
-from scheduler_hints.extender import Verdict, verdicts
+from scheduler_hints.extender import Verdict, verdict_of, verdicts
 from scheduler_hints.kubernetes_nodes import ConflictError, KubernetesError, Node, NodeApi
 from scheduler_hints.schema import Bottleneck, NodeRisk
 from scheduler_hints.slurm_audit import Ledger
@@ -140,7 +140,7 @@ class KubernetesAgent:
     # --- one round ------------------------------------------------------------------------------------------
 
     def _write(self, nodes: list[Node], foreseen: Mapping[str, Verdict]) -> None:
-        known = {node.name: _of(foreseen, node.name) for node in nodes}
+        known = {node.name: verdict_of(foreseen, node.name) for node in nodes}
         bad = self._bad(nodes, known) if self.mode != "annotate" else set()
         self.tainted = sorted(bad)
         wanted = {node.name: self._annotations(known[node.name]) for node in nodes}
@@ -158,10 +158,10 @@ class KubernetesAgent:
             verdict = known[node.name]
             taint = self._taint() if node.name in bad else None
             action = "taint" if taint is not None else "annotate" if wanted[node.name] else "release"
-            reason = verdict.reason or "a hardware fault within a day" if verdict else "nothing is foreseen of it"
+            reason = verdict.reason or verdict.kind if verdict else "nothing is foreseen of it"
             nodes_of = frozenset({node.name})
             if self.mode == "advise":
-                self._ledger.say(node.name, action, _kind(verdict) if verdict else reason, nodes=nodes_of)
+                self._ledger.say(node.name, action, verdict.kind if verdict else reason, nodes=nodes_of)
                 continue
             if self._ledger.is_behind and action != "release":
                 self.problem = "the record of actions cannot be written: nothing is marked meanwhile"
@@ -200,7 +200,7 @@ class KubernetesAgent:
         least = self._marks.annotate_probability
         if verdict is None or max(verdict.trouble, verdict.fault_24h) < least:
             return {}
-        values = (f"{verdict.trouble:.1f}", f"{verdict.fault_24h:.1f}", _kind(verdict))
+        values = (f"{verdict.trouble:.1f}", f"{verdict.fault_24h:.1f}", verdict.kind)
         return dict(zip(ANNOTATIONS, values, strict=True))
 
     def _taint(self) -> dict[str, str]:
@@ -209,16 +209,6 @@ class KubernetesAgent:
     def _fail(self, error: KubernetesError) -> None:
         self.problem = str(error)
         self._ledger.say("api", "error", str(error))
-
-
-def _kind(verdict: Verdict) -> str:
-    """What is foreseen, without the numbers and names that change at every tick."""
-    return verdict.reason.partition(" within ")[0].partition(" now ")[0] or "a hardware fault within 24 h"
-
-
-def _of(foreseen: Mapping[str, Verdict], name: str) -> Verdict | None:
-    found = foreseen.get(name)
-    return found if found is not None or "." not in name else foreseen.get(name.partition(".")[0])
 
 
 def _own(node: Node) -> dict[str, str]:

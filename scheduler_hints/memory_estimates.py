@@ -9,7 +9,7 @@ import msgspec
 from models.memory import estimate
 from models.memory_advice import Advice, advise
 from models.memory_inputs import MemoryInputError, Training
-from scheduler_hints.errors import BadRequestError, InvalidBodyError, invalid_body
+from scheduler_hints.errors import InvalidBodyError, decode_body
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 
@@ -100,12 +100,7 @@ def decode_memory_request(body: bytes) -> MemoryRequest:
         BadRequestError: It is not JSON.
         InvalidBodyError: It has the wrong shape; the message names the field.
     """
-    try:
-        return _decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid_body(error, {"request": MemoryRequest}) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequestError("bad_json", f"the body is not JSON: {error}") from None
+    return decode_body(_decoder, body, {"request": MemoryRequest})
 
 
 def answer_memory(request: MemoryRequest) -> MemoryEstimate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,9 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from scheduler_hints.dispatch import Gate
-from scheduler_hints.errors import UnsupportedMediaError
 from scheduler_hints.placements import PlacementsKept, decode_placements, keep_placements
-from scheduler_hints.queries import parse_query
+from scheduler_hints.senders import ReadBody, sent
 
 
 class PlacementRoutes:
@@ -26,22 +25,15 @@ class PlacementRoutes:
         answer: Makes an answer of an object.
     """
 
-    def __init__(
-        self, gate: Gate, body: Callable[[Request], Awaitable[bytes]], answer: Callable[[Any], Response]
-    ) -> None:
+    def __init__(self, gate: Gate, body: ReadBody, answer: Callable[[Any], Response]) -> None:
         self._gate, self._body, self._answer = gate, body, answer
 
     def routes(self) -> list[Route]:
         return [Route("/v1/placements", self.place, methods=["POST"])]
 
     async def place(self, request: Request) -> Response:
-        parse_query(request.scope["query_string"], ())
-        header = request.headers.get("authorization")
-        principal, visible = self._gate.admit(None if header is None else header.encode("latin-1"))
-        principal.require("place")
-        if "content-type" not in request.headers:
-            raise UnsupportedMediaError("unsupported_media_type", "no Content-Type; send application/json")
-        asked = decode_placements(await self._body(request))
+        principal, visible, body = await sent(self._gate, self._body, request, "place")
+        asked = decode_placements(body)
         self._gate.one(principal, visible, asked.cluster)
         store = self._gate.store
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from filelock import FileLock, Timeout
 
-from scheduler_hints.errors import BadRequestError, UnavailableError, invalid_body
+from scheduler_hints.errors import UnavailableError, decode_body
 from scheduler_hints.schema import Window
 from scheduler_hints.shards import Row
 from scheduler_hints.snapshot import boot_id, write_atomically
@@ -70,12 +70,7 @@ def decode_placements(body: bytes) -> PlacementRequest:
         BadRequestError: It is not JSON.
         InvalidBodyError: It has the wrong shape; the message names the field.
     """
-    try:
-        return _request.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid_body(error, {"placements": Placement, "placement": PlacementRequest}) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequestError("bad_json", f"the body is not JSON: {error}") from None
+    return decode_body(_request, body, {"request": PlacementRequest, "placement": Placement})
 
 
 def placements_path(published: Path, cluster: str) -> Path:

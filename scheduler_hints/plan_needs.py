@@ -18,11 +18,10 @@ from scheduler_hints.plan_worth import Worth, hit, slowed_gpu_hours, worth_of_re
 from scheduler_hints.schema import Bottleneck, NodeRisk
 
 # Memory runs out by the job's own doing: other nodes do not help it.
-_WORDS = {
+NODE_WORDS = {
     "thermal_throttle": "thermal throttling", "power_throttle": "power throttling",
     "nvlink_saturation": "NVLink saturation", "straggler": "a slow rank", "fabric_congestion": "fabric congestion",
 }  # fmt: skip
-_NODE_CLASSES = frozenset(_WORDS)
 LEAD_S = 60.0  # a hold begins this long before the job is expected, or now
 
 
@@ -77,7 +76,7 @@ def troubles_of(
                 of_queue = ("shortage", hint.probability, frozenset(), frozenset(), hint.unit, because)
                 found.append(Trouble(*of_queue))
             continue
-        if hint.bottleneck_class not in _NODE_CLASSES or not (hint.is_active or hint.probability >= least):
+        if hint.bottleneck_class not in NODE_WORDS or not (hint.is_active or hint.probability >= least):
             continue
         if hint.scope in ("rack", "pod"):
             key, value = hint.scope, hint.rack if hint.scope == "rack" else hint.pod
@@ -89,7 +88,7 @@ def troubles_of(
             names, where = {node for node in (hint.node,) if node in facts}, f"node {hint.node}"
         if not names:
             continue
-        what = _WORDS[hint.bottleneck_class]
+        what = NODE_WORDS[hint.bottleneck_class]
         chance = "now" if hint.is_active else f"within {hint.horizon_s} s with probability {hint.probability:.2f}"
         pods = frozenset(facts[node]["pod"] or "" for node in names)
         because = f"{what} on {where} {chance} (hint {hint.id})"

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from features.vocabulary import COLUMNS, PHASES, PROGRESS_QUANTITIES
 from models.registry import sync_folder
-from scheduler_hints.errors import BadRequestError, UnavailableError, invalid_body
+from scheduler_hints.errors import BadRequestError, UnavailableError, decode_body
 from scheduler_hints.journal import is_torn
 
 MAX_ROWS = 1_000
@@ -87,12 +87,7 @@ def decode_progress(body: bytes, now: datetime) -> ProgressRequest:
         BadRequestError: It is not JSON, or a value is none of those that can be.
         InvalidBodyError: It has the wrong shape; the message names the field.
     """
-    try:
-        request = _request_decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid_body(error, {"request": ProgressRequest, "row": ProgressRow}) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequestError("bad_json", f"the body is not JSON (NaN is none): {error}") from None
+    request = decode_body(_request_decoder, body, {"request": ProgressRequest, "row": ProgressRow}, " (NaN is none)")
     last = now + AHEAD
     for number, row in enumerate(request.rows):
         name = f"rows[{number}]"

@@ -40,6 +40,7 @@ from scheduler_hints.preemptions import PreemptionRoutes
 from scheduler_hints.progress import decode_progress, keep_progress
 from scheduler_hints.queries import parse_query
 from scheduler_hints.schema import KINDS
+from scheduler_hints.senders import sent
 from scheduler_hints.silence_routes import SilenceRoutes
 from scheduler_hints.status import Alive, Ready, status_of
 
@@ -168,15 +169,11 @@ class Routes:
         return _Json(answer_memory(decode_memory_request(await _body(request))))
 
     async def progress(self, request: Request) -> Response:
-        principal, visible = self._admit(request)
-        principal.require("place")
-        # A page in someone's browser can send a body without this header, or as text, to wherever that browser reaches.
-        if "content-type" not in request.headers:
-            raise UnsupportedMediaError("unsupported_media_type", "no Content-Type; send application/json")
+        principal, visible, body = await sent(self.gate, _body, request, "place")
         now = datetime.now(UTC)
-        sent = decode_progress(await _body(request), now)
-        cluster = self.gate.one(principal, visible, sent.cluster)
-        return _Json(await run_in_threadpool(keep_progress, self.store.published, cluster, sent.rows, now))
+        asked = decode_progress(body, now)
+        cluster = self.gate.one(principal, visible, asked.cluster)
+        return _Json(await run_in_threadpool(keep_progress, self.store.published, cluster, asked.rows, now))
 
 
 async def _body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from scheduler_hints.dispatch import Gate
-from scheduler_hints.errors import BadRequestError, UnavailableError, UnsupportedMediaError
+from scheduler_hints.errors import UnavailableError
 from scheduler_hints.queries import CLUSTER, Parameter, parse_query
+from scheduler_hints.senders import name_of, sent
 from scheduler_hints.silences import SilenceList, add_silence, decode_silence, end_silence, read_silences
-from scheduler_hints.tokens import ANYONE
 
 PARAMETERS = (
     CLUSTER,
@@ -52,18 +52,11 @@ class SilenceRoutes:
         return await (self.make(request) if request.method == "POST" else self.listed(request))
 
     async def make(self, request: Request) -> Response:
-        principal, visible = self._admit(request)
-        principal.require("admin")
-        parse_query(request.scope["query_string"], ())
-        if "content-type" not in request.headers:
-            raise UnsupportedMediaError("unsupported_media_type", "no Content-Type; send application/json")
+        principal, visible, body = await sent(self._gate, self._body, request, "admin")
         now = datetime.now(UTC)
-        asked = decode_silence(await self._body(request), now)
+        asked = decode_silence(body, now)
         cluster = self._gate.one(principal, visible, asked.cluster)
-        is_named = principal is not ANYONE
-        if is_named and asked.who not in (None, principal.name):
-            raise BadRequestError("bad_value", f"who={asked.who!r}: the token is of {principal.name!r}")
-        who = principal.name if is_named else asked.who or "anyone"
+        who = name_of(principal, asked.who)
         asked = msgspec.structs.replace(asked, cluster=cluster)
         published = self._gate.store.published
         return self._answer(await run_in_threadpool(add_silence, published, asked, who, now))

@@ -19,7 +19,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from features.labels import LABEL_CLASSES
-from scheduler_hints.errors import BadRequestError, NotFoundError, UnavailableError, invalid_body
+from scheduler_hints.errors import BadRequestError, NotFoundError, UnavailableError, decode_body
 from scheduler_hints.schema import Bottleneck, Scope
 from scheduler_hints.snapshot import write_atomically
 
@@ -107,12 +107,7 @@ def decode_silence(body: bytes, now: datetime) -> SilenceRequest:
         BadRequestError: It is not JSON, or a value cannot be.
         InvalidBodyError: It has the wrong shape; the message names the field.
     """
-    try:
-        asked = _request.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid_body(error, {"silence": SilenceRequest}) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequestError("bad_json", f"the body is not JSON: {error}") from None
+    asked = decode_body(_request, body, {"silence": SilenceRequest})
     if asked.node is None and asked.bottleneck_class is None and asked.scope is None:
         raise _bad("node", None, "at least one of node, bottleneck_class and scope", None)
     if asked.bottleneck_class is not None and asked.bottleneck_class not in LABEL_CLASSES:
@@ -154,26 +149,36 @@ def silences_path(published: Path, cluster: str) -> Path:
 
 
 def read_silences(published: Path, cluster: str) -> list[Silence]:
-    """All that are kept, over ones included; none where there is no file.
+    """All that are kept, over ones included; none where there never was a file.
 
-    A damaged file is told in the log and its copy read: a hint that an operator has silenced is not offered again
-    because a disk lost a byte.
+    Where it is damaged or gone its copy is read, and the log tells: a hint that an operator has silenced is not offered
+    again because a disk lost a byte.
 
     Raises:
         OSError: The file cannot be read; `msgspec.DecodeError` when it is damaged, and its copy as well or not there.
     """
-    path = silences_path(published, cluster)
+    silences, problem = _read(silences_path(published, cluster))
+    if problem is not None:
+        log.error("%s", problem)
+    return silences
+
+
+def _read(path: Path) -> tuple[list[Silence], str | None]:
+    """What a file holds, or its copy; and what is wrong with the file then."""
+    copy = path.with_name(COPY)
     try:
-        return _file.decode(path.read_bytes())
+        return _file.decode(path.read_bytes()), None
     except FileNotFoundError:
-        return []
+        if not copy.exists():
+            return [], None
+        what = "is gone"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        try:
-            silences = _file.decode(path.with_name(COPY).read_bytes())
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            raise msgspec.DecodeError(f"{path} is damaged, and so is {COPY}: {error}") from None
-        log.error("%s is damaged (%s); its copy is read. The next silence mends it", path, error)
-        return silences
+        what = f"is damaged ({error})"
+    try:
+        silences = _file.decode(copy.read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        raise msgspec.DecodeError(f"{path} {what}, and {COPY} cannot be read either") from None
+    return silences, f"{path} {what}: its copy is read; the next silence mends it"
 
 
 def add_silence(published: Path, asked: SilenceRequest, who: str, now: datetime) -> Silence:
@@ -261,13 +266,11 @@ class SilenceBook:
     def active(self, now: datetime) -> list[Silence]:
         """Those that hold now. While the file cannot be read, those that it last had."""
         try:
-            about = silences_path(self._published, self._cluster).stat()
-            seen = (about.st_mtime_ns, about.st_ino)
+            path = silences_path(self._published, self._cluster)
+            about = path.stat() if path.exists() else None
+            seen = (about.st_mtime_ns, about.st_ino) if about is not None else (0, 0)
             if seen != self._seen:
-                self._silences, self._seen = read_silences(self._published, self._cluster), seen
-            self.problem = None
-        except FileNotFoundError:
-            self._silences, self._seen, self.problem = [], None, None
+                (self._silences, self.problem), self._seen = _read(path), seen
         except (OSError, msgspec.DecodeError) as error:
             self.problem = f"silences cannot be read: {error}"
             self._seen = None

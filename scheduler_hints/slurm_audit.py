@@ -67,6 +67,11 @@ def action_rows(
     return [row | {"node": node} for node in sorted(nodes)] or [row]
 
 
+def actions_path(state: Path, cluster: str) -> Path:
+    """The file in which what is done on a cluster is recorded."""
+    return state / "actions" / f"{cluster}.jsonl"
+
+
 def jsonl_audit(path: Path) -> Callable[[dict[str, Any]], None]:
     """A function that appends a row to a file as one line, in one write, and has it on disk when it returns.
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.exclusions import read_exclusions
-from pipelines.kept_actions import actions_path, keep_actions
+from pipelines.kept_actions import keep_actions
 from pipelines.sources import SourceError
 from pipelines.store import Store
-from scheduler_hints.slurm_audit import Ledger, jsonl_audit
+from scheduler_hints.slurm_audit import Ledger, actions_path, jsonl_audit
 
 T0 = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -55,6 +55,15 @@ def test_what_a_crash_left_is_read_and_what_it_cut_is_passed_over(store: Store, 
     assert keep_actions(store, tmp_path, "alpha") == 2
     assert keep_actions(store, tmp_path, "alpha") == 1
     assert store.query("SELECT node FROM out_actions ORDER BY node")["node"].to_list() == ["n1", "n2", "n3"]
+
+
+def test_clusters_whose_names_begin_alike_keep_their_own_rows(store: Store, tmp_path: Path) -> None:
+    path = actions_path(tmp_path, "alpha.b")
+    jsonl_audit(path)({"ts": T0, "cluster": "alpha.b", "actor": "a", "action": "reserve", "node": "n1", "job_id": "",
+                       "is_applied": False, "reason": "r"})  # fmt: skip
+    path.rename(path.with_name("alpha.b.00000000000000000001.taken"))  # its loader died
+    assert keep_actions(store, tmp_path, "alpha") == 0
+    assert keep_actions(store, tmp_path, "alpha.b") == 1
 
 
 def test_no_row_is_lost_while_it_is_written_and_loaded(store: Store, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.hints_support import ROOT, bottleneck, hints_server, publish, risk
 from tests.kubernetes_api import ApiServer, api_server
 
 NAMES = [f"n{rack}{i}" for rack in range(4) for i in range(10)]
-HOT = Verdict(0.93, 0.01, 0.05, "thermal throttling within 60 s with probability 0.93 (hint b1)")
+HOT = Verdict(0.93, 0.01, 0.05, "thermal throttling within 60 s with probability 0.93 (hint b1)", "thermal throttling")
 TAINT = {"key": "weatherglass/trouble", "value": "foreseen", "effect": "PreferNoSchedule"}
 
 
@@ -53,7 +53,7 @@ def served(tmp_path: Path) -> Iterator[tuple[ApiServer, Path]]:
 
 def test_a_node_in_trouble_is_annotated_and_tainted_and_freed_again(served: Any) -> None:
     world = World(*served)
-    capped = Verdict(0.3, 0.0, 0.0, "power throttling within 90 s with probability 0.30 (hint b2)")
+    capped = Verdict(0.3, 0.0, 0.0, "power throttling within 90 s with probability 0.30 (hint b2)", "power throttling")
     world.step({"n00": HOT, "n10": capped})
     assert world.api.annotations("n00") == {
         "weatherglass/trouble": "0.9", "weatherglass/fault-24h": "0.1", "weatherglass/reason": "thermal throttling",
@@ -62,7 +62,7 @@ def test_a_node_in_trouble_is_annotated_and_tainted_and_freed_again(served: Any)
     assert world.api.annotations("n10")["weatherglass/reason"] == "power throttling"
     assert world.agent.in_words() == "2 nodes annotated, 1 tainted (mode taint)"
     done = len(world.api.patches)
-    world.step({"n00": Verdict(0.91, 0.01, 0.05, HOT.reason.replace("0.93", "0.91")), "n10": capped})
+    world.step({"n00": Verdict(0.91, 0.01, 0.05, HOT.reason.replace("0.93", "0.91"), HOT.kind), "n10": capped})
     assert len(world.api.patches) == done, "nothing that a node shows has changed"
     world.step({})
     assert (world.api.annotations("n00"), world.tainted()) == ({}, [])

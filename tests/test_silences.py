@@ -146,6 +146,10 @@ def test_a_damaged_file_does_not_offer_what_was_silenced(tmp_path: Path) -> None
         path.write_bytes(damage)
         started_again = SilenceBook(tmp_path, "alpha")
         assert started_again.active(NOW + HOUR / 2) == [made], damage
+        assert "is damaged" in (started_again.problem or "")
+    path.unlink()
+    without = SilenceBook(tmp_path, "alpha")
+    assert (without.active(NOW + HOUR / 2), "is gone" in (without.problem or "")) == ([made], True)
     more = add_silence(tmp_path, decode_silence(json.dumps(asked(node="n2")).encode(), NOW), "ada", NOW)
     assert read_silences(tmp_path, "alpha") == [made, more]
     assert msgspec.json.decode(path.read_bytes(), type=list[Silence]) == [made, more], "the file is whole again"

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FCFS, EASY, EASY_SJBF, CONSERVATIVE, SLURM = range(5)
-BY_LIMIT, BY_TRUTH, BY_LAST_TWO, BY_KEY, GIVEN = range(5)  # what a runtime is expected to be
+BY_LIMIT, BY_TRUTH, BY_LAST_TWO, BY_KEY = range(4)  # what a runtime is expected to be
 TO_LIMIT, IN_STEPS = range(2)  # what becomes of an expectation that has passed
 # Added to the first expectation when it has passed for the first, second … time, s; never beyond the limit.
 _STEPS = np.array([60, 300, 900, 1800, 3600, 7200, 18_000, 36_000, 72_000, 180_000, 360_000], dtype=np.int64)
@@ -56,14 +56,14 @@ def _shadow(now: Any, need: int, free: int, count: int, running: Ints, ends: Int
 
 @compiled
 def _conservative(
-    now: Any, count: int, queue: Ints, most: int, free: int, running_count: int, running: Ints, ends: Ints, procs: Ints,
-    need: Ints, times: Ints, frees: Ints, is_started: NDArray[np.bool_], resolution: int, promise: Ints,
+    now: Any, queue: Ints, most: int, free: int, running: Ints, ends: Ints, procs: Ints, need: Ints, times: Ints,
+    frees: Ints, is_started: NDArray[np.bool_], resolution: int,
 ) -> int:  # fmt: skip
     """Plan each waiting job in order around those before it; mark those that start now. Returns how many do.
 
     `times` and `frees` are room for the profile: from `times[k]` on `frees[k]` processors are free.
     """
-    order = np.argsort(ends[running[:running_count]])
+    order = np.argsort(ends[running])
     steps = 1
     times[0], frees[0] = now, free
     for k in order:
@@ -77,7 +77,7 @@ def _conservative(
             times[steps], frees[steps] = end, frees[steps - 1] + procs[job]
             steps += 1
     started = 0
-    for place in range(min(count, most)):
+    for place in range(min(len(queue), most)):
         if steps + 2 >= len(times):
             break
         job = queue[place]
@@ -97,8 +97,6 @@ def _conservative(
             continue
         at = times[begin]
         stop = at + length
-        if place == 0 and promise[job] < 0:
-            promise[job] = at
         last = begin
         while last + 1 < steps and times[last + 1] < stop:
             last += 1
@@ -117,7 +115,7 @@ def _conservative(
 
 @compiled
 def replay(
-    submit: Ints, procs: Ints, run: Ints, limit: Ints, given: Floats, user: Ints, key: Ints, total: int,
+    submit: Ints, procs: Ints, run: Ints, limit: Ints, user: Ints, key: Ints, total: int,
     policy: int, runtimes: int, correction: int, has_two: bool, scale: float, newest: int, quantile: float,
     interval: int, resolution: int, most: int,
 ) -> tuple[Ints, Ints, Floats]:  # fmt: skip
@@ -128,7 +126,6 @@ def replay(
         procs: How many processors it takes.
         run: How long it runs, s; no longer than its limit.
         limit: Its limit, s.
-        given: Expected runtimes, s, where `runtimes` is `GIVEN`.
         user: Codes of users, 0 and up.
         key: Codes of keys, 0 and up.
         total: Processors.
@@ -196,8 +193,6 @@ def replay(
                 if np.isnan(guess):
                     guess = _newest_quantile(of_user[user[job]], seen_user[user[job]], quantile)
                 guess = float(limit[job]) if np.isnan(guess) else min(np.exp(guess), float(limit[job]))
-            elif runtimes == GIVEN:
-                guess = min(given[job], float(limit[job]))
             else:
                 guess = float(limit[job])
             expected[job] = guess
@@ -234,74 +229,64 @@ def replay(
                     step_of[job] += 1
                 else:
                     ends[job] = max(by_limit[job], now + 1)
-        gone = 0
         is_started[:count] = False
-        if policy == SLURM and kind != 2:
-            # The main pass: in order, until one does not fit.
-            for place in range(count):
-                if procs[queue[place]] > free:
-                    break
-                is_started[place] = True
-                free -= procs[queue[place]]
-                gone += 1
-            if next_cycle == _NEVER:
-                next_cycle = (now // interval + 1) * interval
-        elif policy in (SLURM, CONSERVATIVE):
-            gone = _conservative(
-                now, count, queue, most, free, running_count, running, ends, procs, need, times, frees,
-                is_started, resolution if policy == SLURM else 1, promise,
-            )  # fmt: skip
-            for place in range(count):
-                if is_started[place]:
-                    free -= procs[queue[place]]
-        else:
-            first = 0
-            while first < count and procs[queue[first]] <= free:
-                is_started[first] = True
-                free -= procs[queue[first]]
-                by_limit[queue[first]] = now + limit[queue[first]]
-                ends[queue[first]] = by_limit[queue[first]] if has_two else now + need[queue[first]]
-                running[running_count + first] = queue[first]
-                first += 1
-            gone = first
-            if first < count and policy != FCFS:
-                head = queue[first]
-                beside = running_count + first
-                if promise[head] < 0:
-                    promise[head] = _shadow(now, procs[head], free, beside, running, by_limit, procs)[0]
-                if free > 0 and first + 1 < count:
-                    shadow, extra = _shadow(now, procs[head], free, beside, running, ends, procs)
-                    is_late = has_two and now > promise[head]
-                    if policy == EASY:
-                        for place in range(first + 1, count):
-                            job = queue[place]
-                            length = limit[job] if is_late else need[job]
-                            if procs[job] <= free and (now + length <= shadow or procs[job] <= extra):
-                                is_started[place] = True
-                                free -= procs[job]
-                                gone += 1
-                                if now + length > shadow:
-                                    extra -= procs[job]
-                    else:
-                        while free > 0:
-                            best, shortest = -1, _NEVER
-                            for place in range(first + 1, count):
-                                job = queue[place]
-                                if is_started[place] or procs[job] > free:
-                                    continue
-                                if need[job] >= shortest:
-                                    continue
-                                length = limit[job] if is_late else need[job]
-                                if now + length <= shadow or procs[job] <= extra:
-                                    best, shortest = place, need[job]
-                            if best < 0:
-                                break
-                            job = queue[best]
-                            is_started[best] = True
+        # Whatever the policy: in order, until one does not fit. Slurm's main pass does no more.
+        first = 0
+        while first < count and procs[queue[first]] <= free:
+            head = queue[first]
+            is_started[first] = True
+            free -= procs[head]
+            by_limit[head] = now + limit[head]
+            ends[head] = by_limit[head] if has_two else now + need[head]
+            running[running_count + first] = head
+            first += 1
+        gone = first
+        beside = running_count + first
+        if first < count:
+            head = queue[first]
+            if promise[head] < 0:
+                promise[head] = _shadow(now, procs[head], free, beside, running, by_limit, procs)[0]
+            if policy == SLURM and kind != 2:
+                next_cycle = min(next_cycle, (now // interval + 1) * interval)
+            elif policy in (SLURM, CONSERVATIVE):
+                gone += _conservative(
+                    now, queue[first:count], most, free, running[:beside], ends, procs, need, times, frees,
+                    is_started[first:count], resolution if policy == SLURM else 1,
+                )  # fmt: skip
+                for place in range(first, count):
+                    if is_started[place]:
+                        free -= procs[queue[place]]
+            elif policy != FCFS and free > 0 and first + 1 < count:
+                shadow, extra = _shadow(now, procs[head], free, beside, running, ends, procs)
+                is_late = has_two and now > promise[head]
+                if policy == EASY:
+                    for place in range(first + 1, count):
+                        job = queue[place]
+                        length = limit[job] if is_late else need[job]
+                        if procs[job] <= free and (now + length <= shadow or procs[job] <= extra):
+                            is_started[place] = True
                             free -= procs[job]
                             gone += 1
-                            if now + (limit[job] if is_late else need[job]) > shadow:
+                            if now + length > shadow:
                                 extra -= procs[job]
+                else:
+                    while free > 0:
+                        best, shortest = -1, _NEVER
+                        for place in range(first + 1, count):
+                            job = queue[place]
+                            if is_started[place] or procs[job] > free or need[job] >= shortest:
+                                continue
+                            length = limit[job] if is_late else need[job]
+                            if now + length <= shadow or procs[job] <= extra:
+                                best, shortest = place, need[job]
+                        if best < 0:
+                            break
+                        job = queue[best]
+                        is_started[best] = True
+                        free -= procs[job]
+                        gone += 1
+                        if now + (limit[job] if is_late else need[job]) > shadow:
+                            extra -= procs[job]
         if gone > 0:
             kept = 0
             for place in range(count):

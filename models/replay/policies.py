@@ -101,7 +101,7 @@ def run(workload: Workload, total: int, rule: Rule) -> Schedule:
         rule: How to schedule.
     """
     found = engine.replay(
-        workload.submit, workload.procs, workload.run, workload.limit, np.zeros(len(workload)), workload.user,
+        workload.submit, workload.procs, workload.run, workload.limit, workload.user,
         workload.key, total, POLICIES[rule.policy], RUNTIMES[rule.runtimes],
         engine.IN_STEPS if rule.in_steps else engine.TO_LIMIT, rule.has_two, rule.scale, rule.newest, rule.quantile,
         INTERVAL_S, RESOLUTION_S, MOST_JOBS,

@@ -172,10 +172,8 @@ def compare(
     """
     known = next((other for other, one in BESIDE.items() if one == rule), None)
     asked = known or name
-    rules = BESIDE if known else {asked: rule} | BESIDE
-    if known is None:  # slurm-actuable stays first
-        first = dict(list(BESIDE.items())[:2])
-        rules = first | {asked: rule} | BESIDE
+    slurm = dict(list(BESIDE.items())[:2])  # stays first
+    rules = BESIDE if known else slurm | {asked: rule} | BESIDE
     inputs = [one for _, one in shaken(workload, draws)]
     done, whole = 0, len(rules) * (1 + len(inputs))
     outcomes: dict[str, Outcome] = {}
