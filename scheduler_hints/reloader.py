@@ -13,24 +13,36 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from scheduler_hints import snapshot
-from scheduler_hints.outcome_gauges import OutcomesWord, decode_word, outcomes_path
-from scheduler_hints.placements import InFlight, decode_in_flight, placements_path
+from scheduler_hints.outcome_gauges import decode_word, outcomes_path
+from scheduler_hints.placements import decode_in_flight, placements_path
 from scheduler_hints.schema import KINDS
 from scheduler_hints.shards import Key, Shard, State, load_shard
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PERIOD_S = 0.2
 MAX_STATUS_BYTES = 2**20
+MAX_PLACEMENTS_BYTES = 16 * 2**20
 
 
 def _signature(status: os.stat_result) -> tuple[int, ...]:
     return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+
+def _raw_object(data: bytes) -> msgspec.Raw:
+    """A JSON object as it is.
+
+    Raises:
+        msgspec.DecodeError: It is none.
+    """
+    msgspec.json.decode(data, type=dict[str, Any])
+    return msgspec.Raw(data)
 
 
 class ShardStore:
@@ -85,9 +97,21 @@ class ShardStore:
             for cluster in self.clusters:
                 for kind in KINDS:
                     is_changed |= self._refresh_shard(cluster, kind, shards, problems)
-                is_changed |= self._refresh_nowcast(cluster, nowcast)
-                is_changed |= self._refresh_outcomes(cluster, outcomes)
-                is_changed |= self._refresh_placements(cluster, placements)
+                folder = self.published / cluster
+                is_changed |= self._refresh_file(
+                    cluster, "nowcast-status", folder / "nowcast-status.json", nowcast, _raw_object
+                )
+                is_changed |= self._refresh_file(
+                    cluster, "outcomes", outcomes_path(self.published, cluster), outcomes, decode_word
+                )
+                is_changed |= self._refresh_file(
+                    cluster,
+                    "placements",
+                    placements_path(self.published, cluster),
+                    placements,
+                    decode_in_flight,
+                    MAX_PLACEMENTS_BYTES,
+                )
             if is_changed:
                 self.state = replace(
                     self.state,
@@ -154,56 +178,41 @@ class ShardStore:
             self._logged[key] = message
             log.error("%s", message)
 
-    def _refresh_nowcast(self, cluster: str, nowcast: dict[str, msgspec.Raw]) -> bool:
-        path = self.published / cluster / "nowcast-status.json"
-        try:
-            is_changed, data = self._changed(path)
-        except snapshot.SnapshotError as error:
-            self._log_once((cluster, "nowcast-status"), str(error))
-            return nowcast.pop(cluster, None) is not None
-        if not is_changed:
-            return False
-        nowcast.pop(cluster, None)
-        if data is not None and len(data) <= MAX_STATUS_BYTES:
-            try:
-                msgspec.json.decode(data, type=dict[str, Any])
-                nowcast[cluster] = msgspec.Raw(data)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self._log_once((cluster, "nowcast-status"), f"{path}: not a JSON object: {error}")
-        return True
+    def _refresh_file(
+        self,
+        cluster: str,
+        what: str,
+        path: Path,
+        kept: dict[str, T],
+        decode: Callable[[bytes], T],
+        most: int = MAX_STATUS_BYTES,
+    ) -> bool:
+        """Read a file of a cluster beside its snapshots, where it has changed; one that is damaged is none.
 
-    def _refresh_outcomes(self, cluster: str, outcomes: dict[str, OutcomesWord]) -> bool:
-        path = outcomes_path(self.published, cluster)
-        try:
-            is_changed, data = self._changed(path)
-        except snapshot.SnapshotError as error:
-            self._log_once((cluster, "outcomes"), str(error))
-            return outcomes.pop(cluster, None) is not None
-        if not is_changed:
-            return False
-        outcomes.pop(cluster, None)
-        if data is not None and len(data) <= MAX_STATUS_BYTES:
-            try:
-                outcomes[cluster] = decode_word(data)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self._log_once((cluster, "outcomes"), f"{path}: not what a night leaves: {error}")
-        return True
+        Args:
+            cluster: Name of the cluster.
+            what: What it is, for the log.
+            path: The file.
+            kept: What the last look found, by cluster; changed.
+            decode: Its content.
+            most: A longer one is none, bytes.
 
-    def _refresh_placements(self, cluster: str, placements: dict[str, Sequence[InFlight]]) -> bool:
-        path = placements_path(self.published, cluster)
+        Returns:
+            Whether `kept` may have changed.
+        """
         try:
             is_changed, data = self._changed(path)
         except snapshot.SnapshotError as error:
-            self._log_once((cluster, "placements"), str(error))
-            return placements.pop(cluster, None) is not None
+            self._log_once((cluster, what), str(error))
+            return kept.pop(cluster, None) is not None
         if not is_changed:
             return False
-        placements.pop(cluster, None)
-        if data is not None:
+        kept.pop(cluster, None)
+        if data is not None and len(data) <= most:
             try:
-                placements[cluster] = decode_in_flight(data)
+                kept[cluster] = decode(data)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self._log_once((cluster, "placements"), f"{path}: not placements: {error}")
+                self._log_once((cluster, what), f"{path}: cannot be read: {error}")
         return True
 
     def start(self, period_s: float = PERIOD_S) -> None:
